@@ -95,8 +95,10 @@ async def measure(kind: str, folder: Path) -> dict[str, float]:
     """Return the counts of every row."""
     async with _start_upstream() as upstream_port:
         port = find_free_port()
+        # The watchdog runs by the clock: on a slow machine, more of its work would count for a request.
         (folder / "antiphon.toml").write_text(
-            f'data_dir = "{folder}"\n[[api_keys]]\nkey = "{KEY}"\n[backends.chat]\nkind = "chat_completions"\n'
+            f'data_dir = "{folder}"\nlog_block_ms = 0\n[[api_keys]]\nkey = "{KEY}"\n'
+            '[backends.chat]\nkind = "chat_completions"\n'
             f'base_url = "http://{HOST}:{upstream_port}/v1"\nmodels = ["{REQUEST.model}", "{STREAM.model}"]\n'
         )
         ours, theirs = socket.socketpair()

@@ -92,6 +92,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     body_budget_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_body_values: Annotated[int, Meta(ge=1000)] = 500_000
+    max_input_items: Annotated[int, Meta(ge=1)] = 20_000
+    max_content_parts: Annotated[int, Meta(ge=1)] = 50_000
+    max_tools: Annotated[int, Meta(ge=1)] = 4096
     max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
     keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15

@@ -14,6 +14,7 @@ MakeStored = Callable[..., StoredResponse]
 
 CALLS = {
     "save": lambda store, stored: store.save("p", stored),
+    "list_input_items": lambda store, _: store.list_input_items("p", "resp_1", after=None, limit=1, order="asc"),
     "load": lambda store, _: store.load("p", "resp_1"),
     "load_response": lambda store, _: store.load_response("p", "resp_1"),
     "load_bare_response": lambda store, _: store.load_bare_response("p", "resp_1"),
@@ -30,6 +31,7 @@ CALLS = {
     "load_item": lambda store, _: store.load_item("p", "conv_1", "msg_1"),
     "delete_item": lambda store, _: store.delete_item("p", "conv_1", "msg_1"),
     "load_outputs": lambda store, _: store.load_outputs("p", ["resp_1"]),
+    "load_items": lambda store, _: store.load_items("p", ["msg_1"]),
     "find_item": lambda store, _: store.find_item("p", "msg_1"),
     "append_events": lambda store, _: store.append_events("p", "resp_1", 0, [b"{}"]),
     "read_events": lambda store, _: store.read_events("p", "resp_1", -1),

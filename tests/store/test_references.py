@@ -9,7 +9,7 @@ import pytest
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Store, StoredResponse
+from antiphon.store.base import TOKEN_LENGTH, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
 MakeItems = Callable[..., list[Item | Unknown]]
@@ -134,3 +134,31 @@ async def test_item_of_a_stored_response_is_not_found_in_others(store: Store, ma
     await store.save("p", make_with_input(source, item))
     await store.save("p", make_with_input("resp_T", item))
     assert await store.find_item("p", str(item.id)) is None
+
+
+async def test_items_are_loaded_from_responses_and_conversations(
+    store: Store, make_stored: MakeStored, make_with_input: MakeStored, make_items: MakeItems
+) -> None:
+    token = "t" * TOKEN_LENGTH
+    own = Message("user", "own", f"msg_{token}0000")
+    produced = Message("assistant", "produced", f"msg_{token}0001")
+    stored = make_with_input(f"resp_{token}", own, Message("user", "older", "msg_1"))
+    stored.response.output[:] = [produced]
+    await store.save("p", stored)
+    await store.save("p", make_with_input("resp_newer", Message("user", "newer", "msg_1")))
+    await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_2"))
+    wanted = [own.id, produced.id, "msg_1", "msg_2", "msg_3", f"msg_{token}0002"]
+    assert await store.load_items("p", [each for each in wanted if each]) == {
+        own.id: own,
+        produced.id: produced,
+        "msg_1": Message("user", "newer", "msg_1"),
+        "msg_2": make_items("msg_2")[0],
+    }
+    assert await store.load_items("q", ["msg_1", "msg_2"]) == {}
+    assert await store.load_items("p", []) == {}
+
+
+async def test_many_items_of_one_response_are_loaded(store: Store, make_with_input: MakeStored) -> None:
+    items = [Message("user", str(number), f"msg_{number}") for number in range(500)]
+    await store.save("p", make_with_input("resp_T", *items))
+    assert await store.load_items("p", [f"msg_{number}" for number in range(600)]) == {item.id: item for item in items}

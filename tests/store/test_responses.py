@@ -7,14 +7,15 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from antiphon.errors import NotFound
+from antiphon import offload
+from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.codec import decode_response
 from antiphon.protocol.conversation import Conversation
-from antiphon.protocol.items import Item
+from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import LeaseLost, Link, Store, StoredResponse
+from antiphon.store.base import ItemRows, LeaseLost, Link, Order, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
 MakeItems = Callable[..., list[Item | Unknown]]
@@ -50,6 +51,57 @@ async def test_response_is_loaded_without_input_or_without_items(store: Store, m
     assert await store.load_response("p", "resp_1") == stored.response
     assert await store.load_bare_response("p", "resp_1") == bare
     assert (await store.load_response("q", "resp_1"), await store.load_bare_response("q", "resp_1")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "after", "limit", "expected", "has_more"),
+    [
+        ("asc", None, 2, [0, 1], True),
+        ("asc", "msg_1", 2, [2, 3], True),
+        ("asc", "msg_2", 5, [3, 4], False),
+        ("asc", "msg_4", 1, [], False),
+        ("desc", None, 2, [4, 3], True),
+        ("desc", "msg_1", 2, [0], False),
+        ("asc", None, 5, [0, 1, 2, 3, 4], False),
+    ],
+)
+async def test_input_items_are_listed_in_pages(
+    store: Store,
+    make_stored: MakeStored,
+    order: Order,
+    after: str | None,
+    limit: int,
+    expected: list[int],
+    has_more: bool,
+) -> None:
+    items: list[Item | Unknown] = [Message("user", f'text of "{n}" \\', f"msg_{n}") for n in range(4)]
+    items.append(Unknown(b'{"type":"hologram_call", "id":"msg\\u005f4", "n":1.50}'))
+    await store.save("p", msgspec.structs.replace(make_stored("resp_1"), input=items))
+    page = await store.list_input_items("p", "resp_1", after=after, limit=limit, order=order)
+    assert page == ItemRows(items=[items[index] for index in expected], has_more=has_more)
+
+
+async def test_page_of_unknown_response_or_item_is_not_found(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    assert await store.list_input_items("q", "resp_1", after=None, limit=1, order="asc") is None
+    with pytest.raises(InvalidRequest) as raised:
+        await store.list_input_items("p", "resp_1", after="msg_9", limit=1, order="asc")
+    assert raised.value.param == "after"
+
+
+async def test_large_response_is_saved_even_if_its_caller_is_cancelled(store: Store, make_stored: MakeStored) -> None:
+    async def save() -> None:
+        offload.mark_large()
+        await store.save("p", make_stored("resp_1"))
+
+    task = asyncio.create_task(save())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(60):
+        while await store.load("p", "resp_1") is None:  # noqa: ASYNC110 - no event shows the end of the save
+            await asyncio.sleep(0)
 
 
 async def test_every_field_of_a_response_is_loaded(store: Store) -> None:

@@ -1,6 +1,7 @@
 """The base of backends that call another server: model list and token counts."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.protocol.items import Message
@@ -201,7 +203,11 @@ class UpstreamBackend:
 
         Raises InvalidRequest if the turn has a URL that the upstream may not fetch.
         """
-        check_media_urls(turn.items, turn.outbound)
+        if offload.is_large():
+            await offload.run(check_media_urls, turn.items, turn.outbound)
+            write = await _write_off_loop(write, is_stream=turn.streamed)
+        else:
+            check_media_urls(turn.items, turn.outbound)
         if not turn.streamed:
             return await self.upstream.request_whole(
                 path, write, make_reader, project=turn.project, background=turn.background, limits=turn.limits
@@ -219,7 +225,7 @@ class UpstreamBackend:
         )
 
     async def count_tokens(self, turn: Turn) -> int:
-        return estimate_tokens(turn.request, turn.items)
+        return await offload.run(estimate_tokens, turn.request, turn.items)
 
     async def count_upstream(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
         """Return the upstream's count for the body from `write`, or else an estimate.
@@ -238,12 +244,13 @@ class UpstreamBackend:
                         del self._uncounted_models[next(iter(self._uncounted_models))]
             except AntiphonError:
                 pass  # transient, or the turn itself raises it
-        return estimate_tokens(turn.request, turn.items)
+        return await offload.run(estimate_tokens, turn.request, turn.items)
 
     async def _request_count(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
+        body = await offload.run(write, turn)
         try:
-            body = await self.upstream.post_json(path, write(turn), project=turn.project, background=turn.background)
-            return msgspec.json.decode(body, type=_Count).input_tokens
+            answer = await self.upstream.post_json(path, body, project=turn.project, background=turn.background)
+            return msgspec.json.decode(answer, type=_Count).input_tokens
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise _NoCount from None
         except AntiphonError as error:
@@ -266,3 +273,13 @@ class UpstreamBackend:
         except AntiphonError:
             pass
         return False
+
+
+async def _write_off_loop(write: WriteRequest, *, is_stream: bool) -> WriteRequest:
+    """Write a request in a thread. Return a function that returns it; a request of the other kind is written then."""
+    written = await offload.run_in_thread(functools.partial(write, stream=is_stream))
+
+    def find_written(*, stream: bool) -> tuple[bytes, Mapping[str, str] | None]:
+        return written if stream == is_stream else write(stream=stream)
+
+    return find_written

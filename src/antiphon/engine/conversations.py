@@ -4,15 +4,17 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from antiphon import offload
 from antiphon.engine.items import ItemPage, check_item_ids, make_page, normalize_item
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.counts import check_parts
 from antiphon.engine.prepare.parameters import check_configuration_updates
-from antiphon.engine.prepare.references import load_referenced_item
+from antiphon.engine.prepare.references import load_referenced_items
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import compute_expiry
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
-from antiphon.protocol.items import Item, ItemReference
+from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
 
@@ -53,13 +55,12 @@ class Conversations:
     async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
         """Check the items, give them ids, and replace references by the stored items."""
         check_item_ids(items, param="items")
+        check_parts(items, self._policy, param="items")
         check_configuration_updates(items, param="items")
-        return [
-            await load_referenced_item(item.id, project=project, store=self._store, param=f"items[{index}]")
-            if isinstance(item, ItemReference)
-            else normalize_item(item, mint)
-            for index, item in enumerate(items)
-        ]
+        loaded = await load_referenced_items(items, project=project, store=self._store, param="items")
+        return await offload.run(
+            lambda: [loaded.get(index) or normalize_item(item, mint) for index, item in enumerate(items)]
+        )
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Literal["asc", "desc"]

@@ -7,13 +7,14 @@ from typing import Literal
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Backend, Model
 from antiphon.engine.background.attempt import QueuedRequest
 from antiphon.engine.background.event_reader import EventPages
 from antiphon.engine.background.responses import BackgroundResponses, BackgroundRun
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
-from antiphon.engine.items import ItemPage, make_page, normalize_item
+from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
@@ -172,7 +173,7 @@ class Engine:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
         queued = QueuedRequest(request=prepared.turn.request, minted=prepared.mint.minted)
         stored = StoredResponse(response=response, input=prepared.input, expires_at=compute_expiry(self._policy))
-        await self._background.enqueue(project, stored, codec.encode(queued))
+        await self._background.enqueue(project, stored, await offload.run(codec.encode, queued))
         key = RunKey(project, response.id)
         return BackgroundRun(response, prepared.warnings, lambda: self._background.follow(key, -1))
 
@@ -186,7 +187,7 @@ class Engine:
         prepared = await self._pipeline.prepare(request, project=project, repair=True)
         compacted = await self._pipeline.compact(prepared)
         mint = prepared.mint
-        output = [normalize_item(item, mint) for item in (*compacted.retained, compacted.item)]
+        output = await offload.run(normalize_items, (*compacted.retained, compacted.item), mint)
         # The result is not stored, so its id must not look like the id of a response.
         response = CompactedResponse(
             id=mint.new_id("compact"), created_at=prepared.created_at, output=output, usage=compacted.usage
@@ -252,16 +253,10 @@ class Engine:
         self, project: str, response_id: str, *, after: str | None, limit: int, order: Literal["asc", "desc"]
     ) -> ItemPage:
         """Return a page of the response's own input items."""
-        items = (await self._load(project, response_id)).input
-        if order == "desc":
-            items = items[::-1]
-        start = 0
-        if after is not None:
-            start = next((index + 1 for index, item in enumerate(items) if item.id == after), 0)
-            if start == 0:
-                raise InvalidRequest(f"No item with id '{after}' in this list.", param="after", code="invalid_value")
-        page = items[start : start + limit]
-        return make_page(page, has_more=start + limit < len(items))
+        rows = await self._store.list_input_items(project, response_id, after=after, limit=limit, order=order)
+        if rows is None:
+            raise _not_found(response_id)
+        return make_page(rows.items, has_more=rows.has_more)
 
     async def _load(self, project: str, response_id: str) -> StoredResponse:
         stored = await self._store.load(project, response_id)

@@ -1,6 +1,6 @@
 """Item types, ids and pages: the form in which items are stored, compared and listed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Literal, cast
 
@@ -125,6 +125,10 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if getattr(stored, "status", "none") is None:
         cast(FunctionCall, stored).status = "completed"
     return stored
+
+
+def normalize_items(items: Iterable[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
+    return [normalize_item(item, mint) for item in items]
 
 
 def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:

@@ -25,6 +25,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `first_delta_seconds`: time after which a stream begins although its model has not answered.
     `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
+    `max_input_items`, `max_content_parts`, `max_tools`: maximum numbers in one request.
     `max_prompt_bytes`: maximum size of a prompt template with its variables.
     `answer_limits`: limits on the size of one answer of a model.
     `outbound`: the rules for URLs of clients that an upstream fetches.
@@ -42,6 +43,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
+    max_input_items: int = 20_000
+    max_content_parts: int = 50_000
+    max_tools: int = 4096
     max_prompt_bytes: int = 32 * 1024 * 1024
     grammar_limits: GrammarLimits = GrammarLimits()
     stateless: bool = False

@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from antiphon import offload
 from antiphon.engine.items import check_item_ids
 from antiphon.engine.respond.ids import new_token
 from antiphon.errors import InvalidRequest, NotFound
@@ -41,9 +43,7 @@ class Prompts:
         for name in _FORBIDDEN_IN_TEMPLATE:
             if name in definition.template:
                 raise InvalidRequest(f"A template cannot set '{name}'.", param=f"template.{name}", code="invalid_value")
-        _decode_template(
-            definition.template, dict.fromkeys(_count_variables(definition.template), "x"), param="template"
-        )
+        await offload.run(_check_template, definition.template)
         prompt_id = definition.id or f"pmpt_{new_token()}"
         created_at = int(time.time())
         body = msgspec.json.encode(definition.template)
@@ -88,11 +88,7 @@ class Prompts:
         if request.prompt is None:
             return request
         found = await self._find(project, request.prompt.id, request.prompt.version, param="prompt")
-        template: dict[str, Any] = msgspec.json.decode(found.body)
-        counts = _count_variables(template)
-        variables = _check_variables(counts, request.prompt)
-        self._check_size(len(found.body), counts, variables)
-        filled = _decode_template(template, variables, param="prompt")
+        filled = await self._fill_template(found.body, request.prompt)
         changes: dict[str, Any] = {
             name: getattr(filled, name)
             for name in request.__struct_fields__
@@ -102,8 +98,18 @@ class Prompts:
             changes["input"] = [*_as_items(filled.input), *_as_items(request.input)]
         return msgspec.structs.replace(request, **changes)
 
-    def _check_size(self, body_size: int, counts: Mapping[str, int], variables: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest if the variables make the template too large. `counts` says how often each occurs."""
+    async def _fill_template(self, body: bytes, prompt: PromptRef) -> CreateRequest:
+        template: dict[str, Any] = await offload.run_sized(len(body), msgspec.json.decode, body)
+        counts = await offload.run(_count_variables, template)
+        variables = _check_variables(counts, prompt)
+        size = self._check_size(len(body), counts, variables)
+        return await offload.run_sized(size, partial(_decode_template, param="prompt"), template, variables)
+
+    def _check_size(self, body_size: int, counts: Mapping[str, int], variables: Mapping[str, Any]) -> int:
+        """Return the size of the expanded template. Raise InvalidRequest if it is too large.
+
+        `counts` says how often each variable occurs.
+        """
         sizes = {name: count * len(msgspec.json.encode(variables[name])) for name, count in counts.items()}
         size = body_size + sum(sizes.values())
         if size > self._max_bytes:
@@ -114,6 +120,7 @@ class Prompts:
                 param=param,
                 code="string_above_max_length",
             )
+        return size
 
     async def _find(self, project: str, prompt_id: str, version: str | None, *, param: str) -> StoredPrompt:
         found = await self._store.load_prompt(project, prompt_id, version)
@@ -121,6 +128,11 @@ class Prompts:
             which = f" and version '{version}'" if version is not None else ""
             raise NotFound(f"Prompt with id '{prompt_id}'{which} not found.", param=param)
         return found
+
+
+def _check_template(template: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest if the template cannot be a request, whatever its variables are."""
+    _decode_template(template, dict.fromkeys(_count_variables(template), "x"), param="template")
 
 
 def _as_items(value: "str | list[Item | Unknown]") -> "list[Item | Unknown]":

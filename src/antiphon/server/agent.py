@@ -24,6 +24,7 @@ from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousRespon
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
+from antiphon.server.body import decode_body
 from antiphon.server.error_response import find_error_status
 from antiphon.server.http import ClientDisconnected, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive, encode_keepalive
@@ -63,11 +64,13 @@ class AgentHandlers:
         body: AgentExecuteBody | None = None
         try:
             raw = await read_body(http_request, self._settings.max_body_bytes)
-            body = decode(raw, AgentExecuteBody)
-            http_request.warn_ignored(list_unknown(raw, AgentExecuteBody))
-            http_request.stream = _wants_stream(http_request, body)
+            max_values = self._settings.max_body_values
+            decoded, ignored = await decode_body(_decode_body, raw, max_values=max_values)
+            body = decoded
+            http_request.warn_ignored(ignored)
+            http_request.stream = _wants_stream(http_request, decoded)
             with DisconnectWatch(http_request):
-                envelope, error = await self._run(http_request, body)
+                envelope, error = await self._run(http_request, decoded)
         except ClientDisconnected:
             raise
         except Exception as failure:
@@ -144,6 +147,11 @@ def load_agent_tools(settings: Settings) -> list[Tool]:
         if tool.needs_approval:
             raise ConfigError(f"agent_tools: the tool '{tool.name}' needs approval, and a server cannot ask for it.")
     return tools
+
+
+def _decode_body(raw: bytes) -> tuple[AgentExecuteBody, list[str]]:
+    """Return the body, and its unknown fields, which are ignored."""
+    return decode(raw, AgentExecuteBody), list_unknown(raw, AgentExecuteBody)
 
 
 def _wants_stream(http_request: HttpRequest, body: AgentExecuteBody) -> bool:

@@ -1,13 +1,17 @@
 """The handlers of /v1/conversations."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
+from antiphon.server.body import decode_body
 from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import ItemQuery, PageQuery, read_query
+
+T = TypeVar("T")
 
 
 class DeletedConversation(Struct):
@@ -19,13 +23,18 @@ class DeletedConversation(Struct):
 class ConversationHandlers:
     """One method per operation on conversations and their items."""
 
-    def __init__(self, engine: Engine, *, max_body_bytes: int) -> None:
+    def __init__(self, engine: Engine, *, max_body_bytes: int, max_body_values: int) -> None:
         self._conversations = engine.conversations
         self._reasoning = engine.reasoning
         self._max_body_bytes = max_body_bytes
+        self._max_body_values = max_body_values
+
+    async def _read(self, http_request: HttpRequest, decode: Callable[[bytes], T]) -> T:
+        body = await read_body(http_request, self._max_body_bytes)
+        return await decode_body(decode, body, max_values=self._max_body_values)
 
     async def create(self, http_request: HttpRequest) -> None:
-        body, ignored = codec.decode_create_conversation(await read_body(http_request, self._max_body_bytes))
+        body, ignored = await self._read(http_request, codec.decode_create_conversation)
         http_request.warn_ignored(ignored)
         await http_request.respond_with(
             await self._conversations.create(http_request.project, body.items or (), body.metadata)
@@ -37,7 +46,7 @@ class ConversationHandlers:
         )
 
     async def update(self, http_request: HttpRequest) -> None:
-        body, ignored = codec.decode_update_conversation(await read_body(http_request, self._max_body_bytes))
+        body, ignored = await self._read(http_request, codec.decode_update_conversation)
         http_request.warn_ignored(ignored)
         await http_request.respond_with(
             await self._conversations.update(http_request.project, http_request.path_param, body.metadata)
@@ -49,7 +58,7 @@ class ConversationHandlers:
 
     async def add_items(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, ItemQuery)
-        body, ignored = codec.decode_add_items(await read_body(http_request, self._max_body_bytes))
+        body, ignored = await self._read(http_request, codec.decode_add_items)
         http_request.warn_ignored(ignored)
         page = await self._conversations.add_items(http_request.project, http_request.path_param, body.items)
         if query.wants_seals:

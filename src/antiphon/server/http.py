@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
+from antiphon.offload import is_large, run_in_thread
 from antiphon.protocol import codec
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.error_response import encode_error_body
@@ -34,6 +35,7 @@ _MAX_WARNING_LENGTH = 1024
 _ELLIPSIS = b" ..."
 _MAX_LENGTH_DIGITS = 18
 _WATCH_DELAY_SECONDS = 0.01
+_STEP_BYTES = 256 * 1024
 
 WATCH_DISCONNECT = "antiphon.watch_disconnect"
 """An ASGI extension: its `watch` sets the function to call when the client disconnects, or removes it if it is None.
@@ -146,7 +148,10 @@ class HttpRequest:
 
     def respond_with(self, value: Any) -> Awaitable[None]:
         """Respond with status 200 and a value encoded as JSON."""
-        return self.respond(200, codec.encode(value))
+        return self._respond_large(value) if is_large() else self.respond(200, codec.encode(value))
+
+    async def _respond_large(self, value: Any) -> None:
+        await self.respond(200, await run_in_thread(codec.encode, value))
 
     async def respond_error(
         self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None
@@ -164,7 +169,9 @@ class HttpRequest:
             headers += (_JSON, (b"content-length", b"%d" % len(body)))
         await self._start(status, headers)
         # The response to HEAD states the length of the body that GET would get.
-        await self._send_body(b"" if self.method == "HEAD" else body, more=False)
+        if self.method == "HEAD":
+            body = b""
+        await (self._send_body if len(body) <= _STEP_BYTES else self._send_in_steps)(body, more=False)
 
     async def respond_in_parts(self, body: SharedBody) -> None:
         """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
@@ -183,7 +190,7 @@ class HttpRequest:
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
         self._writing = True
-        await self._send_body(chunk, more=True)
+        await (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=True)
         self._writing = False
 
     def write_now(self, chunk: bytes) -> bool:
@@ -191,7 +198,9 @@ class HttpRequest:
 
         This is the usual case, and an await that does not wait costs more than the write itself.
         """
-        if self._write_body is None or self._keepalive_task is not None or not self._write_body(chunk):
+        if self._write_body is None or self._keepalive_task is not None or len(chunk) > _STEP_BYTES:
+            return False
+        if not self._write_body(chunk):
             return False
         self.bytes_sent += len(chunk)
         return True
@@ -206,7 +215,7 @@ class HttpRequest:
             await self._keepalive_task
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
-        await self._send_body(chunk, more=False)
+        await (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=False)
 
     @property
     def is_writing(self) -> bool:
@@ -230,6 +239,12 @@ class HttpRequest:
     def _send_body(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
         self.bytes_sent += len(chunk)
         return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+    async def _send_in_steps(self, chunk: bytes, *, more: bool) -> None:
+        """Send a large part of the body in steps. The socket takes a part at once, which is long for a large one."""
+        for start in range(0, len(chunk), _STEP_BYTES):
+            end = start + _STEP_BYTES
+            await self._send_body(chunk[start:end], more=more or end < len(chunk))
 
     def _make_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [

@@ -8,6 +8,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptSummary
+from antiphon.server.body import decode_body
 from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import VersionQuery, read_query
 
@@ -28,12 +29,14 @@ class DeletedPrompt(Struct):
 class PromptHandlers:
     """One method per operation on prompts."""
 
-    def __init__(self, engine: Engine, *, max_body_bytes: int) -> None:
+    def __init__(self, engine: Engine, *, max_body_bytes: int, max_body_values: int) -> None:
         self._prompts = engine.prompts
         self._max_body_bytes = max_body_bytes
+        self._max_body_values = max_body_values
 
     async def define(self, http_request: HttpRequest) -> None:
-        definition, ignored = codec.decode_prompt_definition(await read_body(http_request, self._max_body_bytes))
+        body = await read_body(http_request, self._max_body_bytes)
+        definition, ignored = await decode_body(codec.decode_prompt_definition, body, max_values=self._max_body_values)
         http_request.warn_ignored(ignored)
         await http_request.respond_with(await self._prompts.define(http_request.project, definition))
 

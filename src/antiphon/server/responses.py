@@ -1,7 +1,8 @@
 """The handlers of /v1/responses."""
 
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -11,10 +12,12 @@ from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Events
+from antiphon.offload import is_large, run_in_thread
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.server.body import decode_body, is_short
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
@@ -22,6 +25,8 @@ from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
+
+T = TypeVar("T")
 
 
 class DeletedResponse(Struct):
@@ -38,15 +43,26 @@ class InputTokens(Struct):
 class ResponseHandlers:
     """One method per operation on responses."""
 
-    def __init__(self, engine: Engine, *, max_body_bytes: int, keepalive: Keepalive, compat: Dialect) -> None:
+    def __init__(
+        self, engine: Engine, *, max_body_bytes: int, max_body_values: int, keepalive: Keepalive, compat: Dialect
+    ) -> None:
         self._engine = engine
         self._compat = compat
         self._max_body_bytes = max_body_bytes
+        self._max_body_values = max_body_values
         self._keepalive = keepalive
         self._bodies = SharedBodies()
 
+    async def _read(self, http_request: HttpRequest, decode: Callable[[bytes], T]) -> T:
+        body = await read_body(http_request, self._max_body_bytes)
+        return await decode_body(decode, body, max_values=self._max_body_values)
+
     async def create(self, http_request: HttpRequest) -> None:
-        decoded = codec.decode_request(await read_body(http_request, self._max_body_bytes))
+        body = await read_body(http_request, self._max_body_bytes)
+        if is_short(body, self._max_body_values):
+            decoded = codec.decode_request(body)
+        else:
+            decoded = await decode_body(codec.decode_request, body, max_values=self._max_body_values)
         request = decoded.request
         http_request.model = request.model
         http_request.stream = bool(request.stream)
@@ -129,7 +145,7 @@ class ResponseHandlers:
         await http_request.respond_with(page)
 
     async def count_input_tokens(self, http_request: HttpRequest) -> None:
-        body, ignored = codec.decode_count(await read_body(http_request, self._max_body_bytes))
+        body, ignored = await self._read(http_request, codec.decode_count)
         http_request.model = body.model
         http_request.warn_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(body))
@@ -139,7 +155,7 @@ class ResponseHandlers:
         await http_request.respond_with(InputTokens(counted))
 
     async def compact(self, http_request: HttpRequest) -> None:
-        body, ignored = codec.decode_compact(await read_body(http_request, self._max_body_bytes))
+        body, ignored = await self._read(http_request, codec.decode_compact)
         http_request.model = body.model
         http_request.warn_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(body) | {"input": body.input or []})
@@ -172,16 +188,19 @@ class ResponseHandlers:
     async def _stream(self, http_request: HttpRequest, events: Events, dialect: OutputDialect) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        adapt = dialect.adapt_events
+        adapt, large = dialect.adapt_events, is_large()
         with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    is_large = http_request.bytes_sent > LARGE_STREAM_BYTES
+                    is_long = http_request.bytes_sent > LARGE_STREAM_BYTES
                     # The closing events repeat the whole output. A client that does not read must not hold all of them.
-                    for part in [(event,) for event in batch] if is_large else (batch,):
-                        if is_large:
+                    for part in [(event,) for event in batch] if is_long else (batch,):
+                        if is_long:
                             await http_request.wait_until_writable()
-                        chunk = encode_batch(adapt(part))
+                        if large and hasattr(part[-1], "response"):  # it repeats parameters of the request
+                            chunk = await run_in_thread(lambda events: encode_batch(adapt(events)), part)
+                        else:
+                            chunk = encode_batch(adapt(part))
                         if tail or type(part[-1]) in TERMINAL:  # for structs, isinstance takes four times as long
                             tail += chunk
                             continue

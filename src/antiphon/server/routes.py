@@ -37,15 +37,20 @@ def make_router(engine: Engine, settings: Settings) -> Router:
     router = Router(note=" This server keeps no state between requests." if settings.stateless else "")
     keepalive = Keepalive(settings.keepalive_seconds)
     responses = ResponseHandlers(
-        engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive, compat=settings.compat
+        engine,
+        max_body_bytes=settings.max_body_bytes,
+        max_body_values=settings.max_body_values,
+        keepalive=keepalive,
+        compat=settings.compat,
     )
     _add_responses(router, responses)
     _add_websocket(router)
     if not settings.stateless:
-        conversations = ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes)
+        limits = {"max_body_bytes": settings.max_body_bytes, "max_body_values": settings.max_body_values}
+        conversations = ConversationHandlers(engine, **limits)
         _add_conversations(router, conversations)
         _add_conversation_items(router, conversations)
-        _add_prompts(router, PromptHandlers(engine, max_body_bytes=settings.max_body_bytes))
+        _add_prompts(router, PromptHandlers(engine, **limits))
         _add_agent(router, engine, settings, keepalive)
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))

@@ -1,8 +1,10 @@
 """The watchdog of the event loop: logs each block, with the stack of the loop's thread during the block.
 
-A thread sends the loop a callback, four times in each threshold. If the loop does not run it within the threshold, the
-loop is blocked: another callback runs too long, or waits for something. The thread samples the stack while the block
-lasts, and logs the block when it ends. A block that is longer than the threshold by a quarter is always seen.
+A thread checks the CPU time of the loop's thread, four times in each threshold, and half as often if the loop is idle.
+If the loop is busy, and after every fourth check, it sends the loop a callback. If the loop does not run the callback
+within the threshold, the loop is blocked: another callback runs too long, or waits. The thread samples the
+stack while the block lasts, and logs the block when it ends. CPU work that is half as long again as the threshold is
+always seen, and a call that waits if it is three times as long.
 
 A slow machine also delays answers. A block is therefore logged only if one of these holds:
 
@@ -19,10 +21,12 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-_PINGS_PER_THRESHOLD = 4
+_CHECKS_PER_THRESHOLD = 4
+_CHECKS_PER_PING = 4
 # A block that lasts longer is also logged before it ends. It may never end.
 _REPORT_UNFINISHED_SECONDS = 1.0
 # The number of lines in a minute. After that, only a block that is longer by this factor than those before is logged.
@@ -31,14 +35,23 @@ _LONGER = 1.5
 _MAX_FRAMES = 20
 
 
-class _Ping:
-    """A question to the loop. `answer` runs in the loop's thread and records when it did."""
+class _Reading(NamedTuple):
+    """The clocks at one time. `cpu` and `waited` are of the loop's thread, `process_cpu` is of all threads."""
 
-    def __init__(self, *, cpu: float, waited: float) -> None:
-        self.sent = time.monotonic()
-        self.cpu = cpu
-        self.waited = waited
-        self.process_cpu = time.process_time()
+    time: float
+    cpu: float
+    waited: float
+    process_cpu: float
+
+
+class _Ping:
+    """A callback in the loop. `answer` runs in the loop's thread and records when it did.
+
+    `begun` are the clocks when the block can have begun.
+    """
+
+    def __init__(self, begun: _Reading) -> None:
+        self.begun = begun
         self.answered: float | None = None
         self.answered_cpu = 0.0
         self.oversleep = 0.0
@@ -56,58 +69,69 @@ class Watchdog:
 
     def __init__(self, threshold_seconds: float) -> None:
         self._threshold = threshold_seconds
-        self._interval = threshold_seconds / _PINGS_PER_THRESHOLD
-        self._stopping = threading.Event()
+        self._interval = threshold_seconds / _CHECKS_PER_THRESHOLD
+        self._running = threading.Lock()  # released by `stop`; waiting for a lock is cheaper than for an event
         self._thread: threading.Thread | None = None
         self._budget = _LineBudget()
 
     def start(self) -> None:
         if self._threshold > 0:
+            self._running.acquire()
             arguments = (asyncio.get_running_loop(), _ThreadClock())
             self._thread = threading.Thread(target=self._watch, args=arguments, name="watchdog", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
         if self._thread is not None:
+            self._running.release()
             self._thread.join(1)
+            self._thread = None
 
     def _watch(self, loop: asyncio.AbstractEventLoop, clock: "_ThreadClock") -> None:
+        with contextlib.closing(clock), contextlib.suppress(RuntimeError):  # the loop is closed
+            self._check_regularly(loop, clock)
+
+    def _check_regularly(self, loop: asyncio.AbstractEventLoop, clock: "_ThreadClock") -> None:
         ping: _Ping | None = None
-        woken = time.monotonic()
-        with contextlib.closing(clock):
-            while not self._stopping.wait(self._interval):
-                late, woken = time.monotonic() - woken - self._interval, time.monotonic()
-                previous = ping
-                if previous is not None:
-                    previous.oversleep += max(0.0, late)
-                    self._examine(previous, clock)
-                    if previous.answered is None:
-                        continue
-                ping = _Ping(cpu=clock.read_cpu(), waited=clock.read_waited())
-                if previous is not None and late >= self._interval:
-                    self._antedate(ping, previous, late, clock)
-                try:
+        pause, checks, last = self._interval, 0, clock.read()
+        while not self._running.acquire(timeout=pause):
+            now = clock.read()
+            late = now.time - last.time - pause
+            if ping is not None:
+                ping.oversleep += max(0.0, late)
+                self._examine(ping, now, clock)
+                ping = None if ping.answered is not None else ping
+            if ping is None:
+                checks += 1
+                used = now.cpu - last.cpu
+                pause = self._interval if used > self._interval / 10 else 2 * self._interval
+                if late >= self._interval or used >= self._interval / 2:
+                    ping = self._antedate(now, last, late, clock)
+                elif checks % _CHECKS_PER_PING == 0:
+                    ping = _Ping(now)
+                if ping is not None:
                     loop.call_soon_threadsafe(ping.answer)
-                except RuntimeError:  # the loop is closed
-                    return
+            last = now
 
-    def _antedate(self, ping: _Ping, previous: _Ping, late: float, clock: "_ThreadClock") -> None:
-        """Let a ping begin when it was due. A call that holds the interpreter lock also stops this thread.
+    def _antedate(self, now: _Reading, last: _Reading, late: float, clock: "_ThreadClock") -> _Ping:
+        """Return a ping for a block that may have begun before now.
 
-        The CPU time of the interval before the due time may be from other callbacks and does not count.
+        A busy loop may be blocked since the last check. A call that holds the interpreter lock also stops this thread:
+        then the check is late, and the block has begun when it was due, at the latest.
         """
-        ping.sent -= late
-        ping.cpu = min(ping.cpu, previous.cpu + self._interval)
-        ping.process_cpu = min(ping.process_cpu, previous.process_cpu + self._interval)
-        ping.waited = previous.waited
+        if late < self._interval:
+            return _Ping(last)
+        # The CPU time of the pause before the due time may be from other callbacks and does not count.
+        pause = now.time - last.time - late
+        cpu = min(now.cpu, last.cpu + pause)
+        ping = _Ping(_Reading(now.time - late, cpu, last.waited, min(now.process_cpu, last.process_cpu + pause)))
         ping.oversleep = late
         ping.stack, ping.stack_age = clock.format_stack(), late
+        return ping
 
-    def _examine(self, ping: _Ping, clock: "_ThreadClock") -> None:
-        answered = ping.answered
-        age = (answered or time.monotonic()) - ping.sent
-        if answered is None:
+    def _examine(self, ping: _Ping, now: _Reading, clock: "_ThreadClock") -> None:
+        age = (ping.answered or now.time) - ping.begun.time
+        if ping.answered is None:
             # The loop's thread runs on meanwhile. Samples at growing distances follow it with little cost.
             if age >= max(self._threshold / 2, 2 * ping.stack_age):
                 ping.stack, ping.stack_age = clock.format_stack(), age
@@ -115,10 +139,10 @@ class Watchdog:
                 return
         elif age < self._threshold:
             return
-        cpu = (clock.read_cpu() if answered is None else ping.answered_cpu) - ping.cpu
-        waited = clock.read_waited() - ping.waited
+        cpu = (now.cpu if ping.answered is None else ping.answered_cpu) - ping.begun.cpu
+        waited = now.waited - ping.begun.waited
         # If the process used no CPU time while this thread overslept, the process did not run.
-        stopped = ping.oversleep - (time.process_time() - ping.process_cpu)
+        stopped = ping.oversleep - (now.process_cpu - ping.begun.process_cpu)
         blocked = max(cpu, age - max(waited, stopped))
         if blocked >= self._threshold and self._budget.take(blocked):
             ping.is_reported = True
@@ -180,13 +204,12 @@ class _ThreadClock:
         if self._file >= 0:
             os.close(self._file)
 
-    def read_cpu(self) -> float:
-        """Return the CPU time of the thread in seconds, or 0 if not known."""
-        return 0.0 if self._clock is None else time.clock_gettime(self._clock)
-
-    def read_waited(self) -> float:
-        """Return the seconds in which the thread was ready and had no processor, or 0 if not known."""
-        return 0.0 if self._file < 0 else int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+    def read(self) -> _Reading:
+        """Return the clocks. Times that the system does not know are 0."""
+        cpu = 0.0 if self._clock is None else time.clock_gettime(self._clock)
+        # The second number is the time in which the thread was ready and had no processor.
+        waited = 0.0 if self._file < 0 else int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        return _Reading(time.monotonic(), cpu, waited, time.process_time())
 
     def format_stack(self) -> str:
         frame: FrameType | None = sys._current_frames().get(self._ident)

@@ -5,7 +5,7 @@ and every method takes one, except those that serve the server itself: `expire`,
 runs from the queue.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -75,7 +75,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemRows(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a conversation's items. `has_more`: there are items after it."""
+    """A page of the items of a conversation, or of a response's input. `has_more`: there are items after it."""
 
     items: list[Item | Unknown]
     has_more: bool
@@ -157,6 +157,14 @@ class ResponseStore(Protocol):
 
     async def load_bare_response(self, project: str, response_id: str) -> Response | None:
         """Return a response with an empty output, or None if there is none. Items are not read."""
+
+    async def list_input_items(
+        self, project: str, response_id: str, *, after: str | None, limit: int, order: Order
+    ) -> ItemRows | None:
+        """Return up to `limit` input items of a response that follow the item `after`. None if there is no response.
+
+        Raises InvalidRequest for `after` if the input has no such item. Only the items of the page are decoded.
+        """
 
     async def delete(self, project: str, response_id: str) -> bool:
         """Delete a response with its events and its run. Return False if there was none."""
@@ -252,6 +260,13 @@ class ConversationStore(Protocol):
 class ReferenceStore(Protocol):
     async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
         """Return the output items of the given responses. Unknown and expired responses are skipped."""
+
+    async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
+        """Return the items with these ids. Ids without an item are missing in the result.
+
+        An item is taken from the stored response that produced it, with its input and output. Others are found as by
+        `find_item`. A response is read and decoded once, however many of its items are requested.
+        """
 
     async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
         """Return the item with this id from a response of the project, else from a conversation, else None.

@@ -30,6 +30,8 @@ class ChainCache:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self.size = 0
+        self.bytes_found = 0
+        """The size of all links that `find` has returned."""
 
     def find(self, project: str, response_id: str, revision: int) -> Link | None:
         """Return the link if it was read at this revision of the project."""
@@ -38,6 +40,7 @@ class ChainCache:
         if entry is None or entry.revision != revision:
             return None
         self._entries.move_to_end(key)
+        self.bytes_found += entry.size
         return entry.link
 
     def add(self, project: str, link: Link, revision: int) -> None:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Link, StoredResponse, parse_response_id
+from antiphon.store.base import ItemRows, Link, Order, StoredResponse, parse_response_id
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +120,58 @@ def unpack_output(response_id: str, output_items: bytes) -> list[Item | Unknown]
 
 def unpack_item(item_id: str, response_id: str, input_items: bytes, output_items: bytes) -> Item | Unknown | None:
     """Return the item with this id from the input or the output of a response."""
+    return unpack_named_items((item_id,), response_id, input_items, output_items).get(item_id)
+
+
+def unpack_named_items(
+    item_ids: Collection[str], response_id: str, input_items: bytes, output_items: bytes, *, lossless: bool = False
+) -> dict[str, Item | Unknown]:
+    """Return those of the items that are in the input or the output of a response. The first with an id counts."""
     subject = f"response {response_id}"
-    items = itertools.chain.from_iterable(_decode_array(subject, each) for each in (input_items, output_items))
-    return next((item for item in items if item.id == item_id), None)
+    decode = decode_items_lossless if lossless else decode_items
+    found: dict[str, Item | Unknown] = {}
+    for array in (input_items, output_items):
+        for item in _decode_array(subject, array, decode):
+            if (item_id := item.id) is not None and item_id in item_ids:
+                found.setdefault(item_id, item)
+    return found
+
+
+def group_by_response(item_ids: Iterable[str]) -> dict[str, set[str]]:
+    """Return the ids of the responses that the item ids contain, each with its item ids."""
+    grouped: dict[str, set[str]] = {}
+    for item_id in item_ids:
+        response_id = parse_response_id(item_id)
+        if response_id is not None:
+            grouped.setdefault(response_id, set()).add(item_id)
+    return grouped
+
+
+def unpack_page(response_id: str, items: bytes, *, after: str | None, limit: int, order: Order) -> ItemRows:
+    """Return a page of an encoded array. Items that are not in the page are split off, and not decoded."""
+    subject = f"response {response_id}"
+    try:
+        elements = _ELEMENTS_DECODER.decode(items)
+        if order == "desc":
+            elements.reverse()
+        start = 0 if after is None else _find_id(elements, after) + 1
+    except DAMAGE as error:
+        raise report_damage(subject, error) from None
+    if after is not None and start == 0:
+        raise InvalidRequest(f"No item with id '{after}' in this list.", param="after", code="invalid_value")
+    page = b"[%b]" % b",".join(elements[start : start + limit])
+    return ItemRows(items=_decode_array(subject, page, decode_items_lossless), has_more=start + limit < len(elements))
+
+
+def _find_id(elements: Sequence[msgspec.Raw], item_id: str) -> int:
+    """Return the index of the element with this id, or -1."""
+    encoded = msgspec.json.encode(item_id)
+    for index, element in enumerate(elements):
+        raw = bytes(element)
+        # Most elements do not contain the text of the id at all, not even with escapes.
+        if (encoded in raw or b"\\" in raw) and Unknown(raw).id == item_id:
+            return index
+    return -1
 
 
 def find_foreign_items(stored: StoredResponse) -> list[ForeignItem]:
@@ -136,6 +185,10 @@ def find_foreign_items(stored: StoredResponse) -> list[ForeignItem]:
     ]
 
 
+def pack_with_foreign_items(stored: StoredResponse) -> tuple[ResponseRecord, list[ForeignItem]]:
+    return pack_response(stored), find_foreign_items(stored)
+
+
 class Chain(NamedTuple):
     """The links of a chain, oldest first, and those among them that were decoded.
 
@@ -147,13 +200,24 @@ class Chain(NamedTuple):
     next_id: str | None
 
 
-def build_chain(
+class ChainWalk(NamedTuple):
+    """The responses of a chain, newest first: links that are known, and None for those that have a record.
+
+    `next_id` is the response before the oldest one if there is no record of it.
+    """
+
+    links: dict[str, Link | None]
+    records: list[LinkRecord | ResponseRecord]
+    next_id: str | None
+
+
+def walk_chain(
     response_id: str,
     find_record: Callable[[str], LinkRecord | ResponseRecord | None],
     *,
     find_link: Callable[[str], Link | None] = lambda _: None,
-) -> Chain:
-    """Follow a chain back from its newest response. Use the links that `find_link` has, and decode the others.
+) -> ChainWalk:
+    """Follow a chain back from its newest response, by the links that `find_link` has and by records.
 
     A response continues an earlier one, so a chain has no cycle. In a damaged database a cycle ends the chain.
     """
@@ -171,9 +235,27 @@ def build_chain(
             break
         records.append(record)
         next_id = record.previous_response_id
-    decoded = unpack_links(records)
-    links |= decoded
-    return Chain([link for link in reversed(links.values()) if link is not None], list(decoded.values()), next_id)
+    return ChainWalk(links, records, next_id)
+
+
+def finish_chain(walk: ChainWalk, decoded: dict[str, Link]) -> Chain:
+    """Return the chain of a walk. `decoded` are the links of its records."""
+    links = walk.links | decoded
+    return Chain([link for link in reversed(links.values()) if link is not None], list(decoded.values()), walk.next_id)
+
+
+def build_chain(
+    response_id: str,
+    find_record: Callable[[str], LinkRecord | ResponseRecord | None],
+) -> Chain:
+    """Return the chain of a response from records only."""
+    walk = walk_chain(response_id, find_record)
+    return finish_chain(walk, unpack_links(walk.records))
+
+
+def measure_records(records: Iterable[LinkRecord | ResponseRecord]) -> int:
+    """Return the number of bytes to decode."""
+    return sum(len(record.input) + len(record.output) for record in records)
 
 
 def unpack_links(records: Sequence[LinkRecord | ResponseRecord]) -> dict[str, Link]:
@@ -317,6 +399,7 @@ class _ToolsField(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"[]")
 
 
+_ELEMENTS_DECODER: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 _TOOLS_DECODER = msgspec.json.Decoder(_ToolsField)
 _CONVERSATION_DECODER = msgspec.json.Decoder(_ConversationField)
 

@@ -126,9 +126,12 @@ def select_counts(payload: Mapping[str, Any], kind: type[Report]) -> Report:
     return kind(**counts)
 
 
-def estimate_usage(request: CreateRequest, items: Sequence[Item | Unknown], answer: str) -> Usage:
+def estimate_usage(
+    request: CreateRequest, items: Sequence[Item | Unknown], answer: str, *, input_tokens: int | None = None
+) -> Usage:
     """Estimate the usage of a turn from its request, its context and the text of the answer."""
-    input_tokens = estimate_tokens(request, items)
+    if input_tokens is None:
+        input_tokens = estimate_tokens(request, items)
     output_tokens = estimate_tokens(CreateRequest(instructions=answer), []) if answer else 0
     return Usage(input_tokens, output_tokens, input_tokens + output_tokens, estimated=True)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from antiphon import offload
 from antiphon.backends.anthropic_messages.reader import MessagesReader
 from antiphon.backends.anthropic_messages.request import (
     COUNTED_FIELDS,
@@ -68,14 +69,15 @@ class AnthropicMessagesBackend(UpstreamBackend):
         )
 
     async def stream(self, turn: Turn) -> Deltas:
-        request = self._translate(turn)
+        request = await offload.run(self._translate, turn)
         try:
             return await self._send(request, turn)
         except InvalidRequest as error:
             # Newer models reject their earlier thinking if anything before it has changed.
             if not request.has_thinking or not _THINKING_REJECTED.search(error.message):
                 raise
-        return await self._send(self._translate(turn, include_thinking=False), turn)
+        request = await offload.run(functools.partial(self._translate, include_thinking=False), turn)
+        return await self._send(request, turn)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/messages/count_tokens", turn, self._write_count_request)

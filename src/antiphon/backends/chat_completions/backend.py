@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
+from antiphon import offload
 from antiphon.backends.base import Capabilities, Turn, locate_config_error, read_options
 from antiphon.backends.chat_completions.quirks import Quirks, Server, find_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
@@ -18,6 +19,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.upstream.fields import ServedModel
 from antiphon.upstream.options import UpstreamOptions
+from antiphon.upstream.token_estimate import estimate_tokens
 from antiphon.upstream.usage import estimate_usage
 
 
@@ -85,6 +87,9 @@ class ChatCompletionsBackend(UpstreamBackend):
         if quirks.always_stream:
             turn = msgspec.structs.replace(turn, streamed=True)
         estimate = functools.partial(estimate_usage, turn.request, turn.items)
+        if offload.is_large():
+            counted = await offload.run(estimate_tokens, turn.request, turn.items)
+            estimate = functools.partial(estimate_usage, turn.request, turn.items, input_tokens=counted)
 
         def make_reader() -> ChatReader:
             served_model = ServedModel(self.upstream.name, model)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import ALL_CAPABILITIES, Turn, read_options
 from antiphon.backends.responses.reader import ResponsesReader
 from antiphon.backends.responses.request import PreviousResponse, RequestWriter, ResponsesOptions, list_ignored_params
@@ -17,7 +18,7 @@ from antiphon.backends.responses.unsupported_fields import (
     UnsupportedFields,
     find_rejected_field,
 )
-from antiphon.backends.responses.upstream_state import UpstreamState
+from antiphon.backends.responses.upstream_state import UpstreamState, hash_prefixes
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.request import CreateRequest
@@ -50,7 +51,7 @@ class ResponsesBackend(UpstreamBackend):
 
     async def stream(self, turn: Turn) -> Deltas:
         stripped = self._unsupported.strip(turn)
-        previous = self._find_previous(stripped)
+        previous = await self._find_previous(stripped)
         omitted: set[RejectedField] = set()
         while True:
             try:
@@ -65,10 +66,13 @@ class ResponsesBackend(UpstreamBackend):
                 omitted.add(field)
                 logger.warning("backend %s: %s: retrying without it", self.upstream.name, _REJECTIONS[field])
             stripped = self._unsupported.strip(turn)
-            previous = self._find_previous(stripped) if previous is not None else None
+            previous = await self._find_previous(stripped) if previous is not None else None
 
-    def _find_previous(self, stripped: StrippedTurn) -> PreviousResponse | None:
-        return self._state.find_previous(stripped.turn) if self._state is not None else None
+    async def _find_previous(self, stripped: StrippedTurn) -> PreviousResponse | None:
+        if self._state is None:
+            return None
+        turn = stripped.turn
+        return self._state.find_previous(turn, await offload.run(hash_prefixes, turn.project, turn.items))
 
     def _is_lost(self, error: InvalidRequest, previous: PreviousResponse | None) -> bool:
         """Return True, and forget the response, if the upstream cannot continue from `previous`."""

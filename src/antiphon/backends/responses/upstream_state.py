@@ -39,9 +39,10 @@ class UpstreamState:
         self._max_responses = max_responses
         self._ids: OrderedDict[bytes, str] = OrderedDict()
 
-    def find_previous(self, turn: Turn) -> PreviousResponse | None:
-        """Return the newest stored response that this turn continues."""
-        digests = _hash_prefixes(turn.project, turn.items)
+    def find_previous(self, turn: Turn, digests: Sequence[bytes] | None = None) -> PreviousResponse | None:
+        """Return the newest stored response that this turn continues. `digests` are those of the turn's items."""
+        if digests is None:
+            digests = hash_prefixes(turn.project, turn.items)
         for length in range(len(digests) - 1, -1, -1):
             response_id = self._ids.get(digests[length])
             if response_id is not None:
@@ -55,7 +56,7 @@ class UpstreamState:
         # The digest of an answer without relevant items would equal that of its input alone.
         if not response_id or all(_encode_relevant(item) is None for item in items):
             return
-        self._ids[_hash_prefixes(turn.project, [*turn.items, *items])[-1]] = response_id
+        self._ids[hash_prefixes(turn.project, [*turn.items, *items])[-1]] = response_id
         while len(self._ids) > self._max_responses:
             self._ids.popitem(last=False)
 
@@ -66,7 +67,7 @@ class UpstreamState:
             del self._ids[digest]
 
 
-def _hash_prefixes(project: str, items: Iterable[Item | Unknown]) -> list[bytes]:
+def hash_prefixes(project: str, items: Iterable[Item | Unknown]) -> list[bytes]:
     """Return a digest for each item, of all items up to it."""
     digest = blake2b(project.encode(), digest_size=16)
     digests: list[bytes] = []

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
+from antiphon import offload
 from antiphon.backends.base import (
     ALL_CAPABILITIES,
     Capabilities,
@@ -39,8 +40,11 @@ from antiphon.errors import ConfigError
 from antiphon.protocol import items
 from antiphon.protocol.content import extract_text
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Deltas
+from antiphon.stream.deltas import Delta, Deltas
 from antiphon.turn_queue import TurnQueue
+
+# The number of deltas after which a long answer lets other tasks run.
+_PAUSE = 200
 
 
 class ScriptedOptions(Struct):
@@ -152,14 +156,19 @@ class ScriptedBackend:
 
     async def _begin_answer(self, turn: Turn) -> Deltas:
         context = TurnContext(turn)
-        answer = next(state for state in self._rules if state.matches(context)).take_answer()
+        is_large = offload.is_large()
+        rule = await offload.run(self._find_rule, context) if is_large else self._find_rule(context)
+        answer = rule.take_answer()
         stream = self._stream_answer(answer, context)
         if answer.fails_at_start:
             await anext(stream)
         return stream
 
+    def _find_rule(self, context: TurnContext) -> RuleState:
+        return next(state for state in self._rules if state.matches(context))
+
     async def count_tokens(self, turn: Turn) -> int:
-        return TurnContext(turn).count_words()
+        return await offload.run(TurnContext(turn).count_words)
 
     def release(self, gate: str) -> None:
         """Let one turn pass a gate: the one that waits there, or the next one."""
@@ -176,17 +185,23 @@ class ScriptedBackend:
                 if isinstance(action, tuple):
                     yield action
                 elif isinstance(action, Template):
-                    output = action.fill(context.placeholders)
-                    filled_words += count_words(output)
-                    for delta in output:
+                    output = await offload.run(_fill, action, context)
+                    filled_words += await offload.run(count_words, output)
+                    for number, delta in enumerate(output):
                         yield (delta,)
+                        if number % _PAUSE == _PAUSE - 1:
+                            await asyncio.sleep(0)
                 else:
                     await self._run_action(action)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
             self.cancellation.set()
             raise
-        if last := answer.make_last_batch(context.count_words, filled_words):
+        if offload.is_large():
+            last = await offload.run(answer.make_last_batch, context.count_words, filled_words)
+        else:
+            last = answer.make_last_batch(context.count_words, filled_words)
+        if last:
             yield last
 
     async def _run_action(self, action: Delay | Wait | RaiseError) -> None:
@@ -197,6 +212,10 @@ class ScriptedBackend:
                 await self._gates[action.gate].wait_for_release()
             case RaiseError():
                 raise action.make_error()
+
+
+def _fill(template: Template, context: TurnContext) -> list[Delta]:
+    return template.fill(context.placeholders)
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ScriptedBackend:

@@ -10,10 +10,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from antiphon import offload
 from antiphon.engine.background.event_writer import EventWriter, LoggedEvents, end_log, read_log
 from antiphon.engine.prepare.prepare import Accepted
 from antiphon.engine.respond.ids import Mint
@@ -123,7 +125,8 @@ class Attempt:
             return
         self.events.recover(log.next)
         response = self._begin_response()
-        queued = msgspec.json.decode(self._claimed.request, type=QueuedRequest)
+        encoded = self._claimed.request
+        queued = await offload.run_sized(len(encoded), partial(msgspec.json.decode, type=QueuedRequest), encoded)
         mint = Mint(response.id.removeprefix("resp_"), queued.minted)
         if log.events and not _can_reproduce(response, mint, log.events):
             await self._fail(DIVERGED, log)

@@ -3,10 +3,11 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from antiphon import offload
 from antiphon.engine.items import CALL_TYPES, PAIRED_TYPES
 from antiphon.engine.prepare.call_pairs import find_answered_calls
 from antiphon.engine.prepare.history_repair import repair_history
@@ -61,7 +62,7 @@ async def load_history(
         items = await store.load_conversation_items(project, conversation)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
-        return _make_history(items, request, sealer, project)
+        return await _make_history_off_loop(items, request, sealer, project)
     if request.previous_response_id is None:
         return History()
     _check_id(request.previous_response_id, "resp", param="previous_response_id")
@@ -69,12 +70,19 @@ async def load_history(
     remembered = session.find(request.previous_response_id) if session is not None else None
     if remembered is not None:
         # A stored response that was deleted meanwhile must not be continued.
-        if remembered.stored and await store.load(project, remembered.id) is None:
+        if remembered.stored and await store.load_bare_response(project, remembered.id) is None:
             raise _previous_not_found(remembered.id)
         tools = remembered.tools if wants_tools else None
-        return _make_history(remembered.items, request, sealer, project, tools=tools)
+        return await _make_history_off_loop(remembered.items, request, sealer, project, tools)
     chain = await _load_chain(store, project, request.previous_response_id, with_tools=wants_tools)
-    return _make_history(chain.items, request, sealer, project, tools=chain.tools, losses=chain.losses)
+    return await _make_history_off_loop(chain.items, request, sealer, project, chain.tools, chain.losses)
+
+
+async def _make_history_off_loop(items: Sequence[Item | Unknown], *arguments: Any) -> History:
+    """Make the history, in a thread if there are many items. Then the request is large."""
+    if len(items) > offload.LARGE_COUNT:
+        offload.mark_large()
+    return await offload.run(_make_history, items, *arguments)
 
 
 def _check_id(value: str, prefix: str, *, param: str) -> None:
@@ -99,7 +107,6 @@ def _make_history(
     request: CreateRequest,
     sealer: Sealer,
     project: str,
-    *,
     tools: list[Tool | Unknown] | None = None,
     losses: Sequence[str] = (),
 ) -> History:

@@ -7,14 +7,17 @@ continues may have changed in the meantime.
 import time
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import cast
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.items import normalize_item
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.call_pairs import check_call_pairs
+from antiphon.engine.prepare.counts import check_counts
 from antiphon.engine.prepare.history import History, load_history
 from antiphon.engine.prepare.history_repair import drop_unfinished_items
 from antiphon.engine.prepare.param_paths import ParamPaths
@@ -43,6 +46,7 @@ from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
 from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
 from antiphon.errors import InvalidRequest
+from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
@@ -135,18 +139,20 @@ class Preparer:
             session=session,
         )
         if accepted is None:
-            request, left_out = self._select_tools(request, context, candidate.backend.capabilities)
+            capabilities = candidate.backend.capabilities
+            request, left_out = await offload.run(self._select_tools, request, context, capabilities)
             if request.tools or request.text is not None:  # others have neither grammars nor schemas
-                await self._check_grammars(request, candidate.backend.capabilities, project=project)
+                await self._check_grammars(request, capabilities, project=project)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
             warnings += [*left_out, *new.left_out]
         else:
             new = _NewInput(items=accepted.input, mint=accepted.mint)
         items, repairs = context.items + new.items, list[str]()
         if repair or not new.is_plain or not _are_messages(context.items):
-            items, repairs = self._build_history(context, new, project=project, repair=repair or accepted is not None)
+            is_repairing = repair or accepted is not None
+            items, repairs = await self._build_history_off_loop(context, new, project, repair=is_repairing)
             if accepted is None:
-                request, useless = apply_configuration_updates(request, items)
+                request, useless = await offload.run(apply_configuration_updates, request, items)
                 repairs += useless
         if accepted is None:
             _apply_model_defaults(request, candidate.model)
@@ -193,6 +199,7 @@ class Preparer:
         check_parameters(
             request, client_input=client_input, on_websocket=session is not None, may_be_empty=may_be_empty
         )
+        check_counts(request, self._policy)
         return request, ignored
 
     def _select_tools(
@@ -236,14 +243,16 @@ class Preparer:
         `client_input` is the input that the client sent. The items of a prompt template come before it.
         """
         mint = BrandedMint(self._policy.id_prefix) if self._policy.id_prefix else Mint()
-        sent = read_input(request, mint)
+        sent = read_input(request, mint) if not is_large() else await offload.run(read_input, request, mint)
         is_plain = _are_messages(sent)
         paths = ParamPaths(sent, client_input)
         try:
             if not repair and (request.store is not False or request.conversation is not None):
                 check_unique_ids(sent)
-            if is_plain and not context.items and not context.compacted and not has_media(cast(list[Message], sent)):
-                return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
+            if is_plain and not context.items and not context.compacted:
+                messages = cast(list[Message], sent)
+                if not (has_media(messages) if not is_large() else await offload.run(has_media, messages)):
+                    return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
             filled = await resolve_references(
                 sent,
                 sent=request.input if isinstance(request.input, list) else (),
@@ -253,7 +262,11 @@ class Preparer:
             )
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
-            left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
+            if not is_large():
+                left_out = self._check_items(filled.items, candidate)
+            else:
+                left_out = await offload.run(self._check_items, filled.items, candidate)
+            left_out = paths.rewrite_warnings(left_out)
             if not candidate.backend.capabilities.any_tool:
                 await self._grammars.check_items(filled.items, project=project)
         except InvalidRequest as error:
@@ -272,8 +285,15 @@ class Preparer:
         check_configuration_updates(items)
         return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
 
+    async def _build_history_off_loop(
+        self, context: History, new: "_NewInput", project: str, *, repair: bool
+    ) -> tuple[Items, list[str]]:
+        if not is_large():
+            return self._build_history(context, new, project, repair=repair)
+        return await offload.run(partial(self._build_history, repair=repair), context, new, project)
+
     def _build_history(
-        self, context: History, new: "_NewInput", *, project: str, repair: bool
+        self, context: History, new: "_NewInput", project: str, *, repair: bool
     ) -> tuple[Items, list[str]]:
         """Return the whole history that the model reads, and warnings about repairs."""
         expanded = expand_compactions(context.items + new.items, self._sealer, project=project)

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from antiphon import offload
 from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES, get_comparable_text
 from antiphon.engine.prepare.history_repair import find_unanswered_calls
 from antiphon.errors import InvalidRequest, NotFound
@@ -39,15 +40,24 @@ async def resolve_references(
     """
     if not history and _ABBREVIATED_TYPES.isdisjoint(map(type, items)):  # the common case
         return ResolvedInput(items, range(len(items)), [])
-    wanted = [
-        item.id
-        for item in items
-        if item.id is not None and (isinstance(item, ItemReference) or _is_bare_reasoning(item))
-    ]
-    if not history and not wanted:
+    detector = await offload.run(_RepeatDetector, history, items)
+    bare = [item.id for item in items if item.id is not None and _is_bare_reasoning(item)]
+    names = [item.id for item in items if isinstance(item, ItemReference) and not detector.has(item.id)]
+    if not history and not bare and not names:
         return ResolvedInput(items, range(len(items)), [])
-    outputs = await _load_output_items(wanted, project, store)
-    detector = _RepeatDetector(history, items)
+    outputs = await _load_output_items(bare, project, store)
+    loaded = await store.load_items(project, dict.fromkeys(names)) if names else {}
+    return await offload.run(_resolve, items, sent, detector, outputs, loaded)
+
+
+def _resolve(
+    items: Sequence[Item | Unknown],
+    sent: Sequence[Item | Unknown],
+    detector: "_RepeatDetector",
+    outputs: Mapping[str, Item | Unknown],
+    loaded: Mapping[str, Item | Unknown],
+) -> ResolvedInput:
+    """Resolve the items. `outputs` has stored reasoning, and `loaded` the items that references name."""
     resolved: dict[int, Item | Unknown] = {}
     warnings: list[str] = []
     start = 0  # the index after the last repeated item
@@ -62,9 +72,7 @@ async def resolve_references(
             warnings.append(f"input[{index}]: {key} is part of the history already")
             start = index + 1
         elif isinstance(item, ItemReference):
-            found = outputs.get(item.id)
-            param = f"input[{index}]"
-            resolved[index] = found or await load_referenced_item(item.id, project=project, store=store, param=param)
+            resolved[index] = _require_item(loaded, item.id, param=f"input[{index}]")
         elif _is_bare_reasoning(item):
             found = outputs.get(item.id or "")
             resolved[index] = found if isinstance(found, Reasoning) else item
@@ -76,19 +84,23 @@ async def resolve_references(
     return ResolvedInput(list(resolved.values()), list(resolved), warnings)
 
 
-async def load_referenced_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
-    """Return the stored item a reference names, of a response or a conversation. `param` is the reference's path."""
-    owner = parse_response_id(item_id)
-    stored = await store.load(project, owner) if owner is not None else None
-    if stored is not None:
-        for item in (*stored.input, *stored.response.output):
-            if item.id == item_id:
-                return item
-    found = await store.find_item(project, item_id)
+async def load_referenced_items(
+    items: Iterable[Item | Unknown], *, project: str, store: Store, param: str
+) -> dict[int, Item | Unknown]:
+    """Return the stored items that references name, by the index of the reference. `param` is the field of the items.
+
+    The items are searched in responses and conversations.
+    """
+    names = {index: item.id for index, item in enumerate(items) if isinstance(item, ItemReference)}
+    loaded = await store.load_items(project, dict.fromkeys(names.values())) if names else {}
+    return {index: _require_item(loaded, name, param=f"{param}[{index}]") for index, name in names.items()}
+
+
+def _require_item(loaded: Mapping[str, Item | Unknown], item_id: str, *, param: str) -> Item | Unknown:
+    found = loaded.get(item_id)
     if found is None:
         raise NotFound(
-            f"Item with id '{item_id}' not found. Items are saved only if their response is stored.",
-            param=param,
+            f"Item with id '{item_id}' not found. Items are saved only if their response is stored.", param=param
         )
     return found
 

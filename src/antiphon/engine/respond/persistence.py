@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Sequence
 
+from antiphon import offload
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.respond.run import ResponseSink, Run
 from antiphon.engine.respond.session import Session
 from antiphon.errors import NotFound, StoreUnavailable
+from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
@@ -71,7 +73,12 @@ class SessionSink:
             self._session.forget(response.previous_response_id)
             return
         turn = self._prepared.turn
-        self._session.remember(response, turn.items, input_items=self._prepared.input, lane=turn.request.stream_id)
+        input_items, size = self._prepared.input, None
+        if offload.is_large():
+            items = self._session.list_unmeasured(response, turn.items, input_items=input_items)
+            size = len(await offload.run(codec.encode, items))
+        lane = turn.request.stream_id
+        self._session.remember(response, turn.items, input_items=input_items, lane=lane, size=size)
 
     async def discard(self, run: Run) -> None:
         await self._sink.discard(run)

@@ -46,6 +46,17 @@ class Session:
     def find(self, response_id: str | None) -> Remembered | None:
         return None if response_id is None else self._responses.get(response_id)
 
+    def list_unmeasured(
+        self, response: Response, context: Sequence[Item | Unknown], *, input_items: Sequence[Item | Unknown]
+    ) -> list[Item | Unknown] | None:
+        """Return the items of a new response to measure for `remember`. None if it will not be kept.
+
+        The items before the input were measured with the previous response.
+        """
+        if self.find(response.previous_response_id) is not None:
+            return [*input_items, *response.output]
+        return None if response.store else [*context, *response.output]
+
     def remember(
         self,
         response: Response,
@@ -53,17 +64,20 @@ class Session:
         *,
         input_items: Sequence[Item | Unknown],
         lane: str | None,
+        size: int | None = None,
     ) -> None:
         """Keep a response that has ended. `context` are all items that its model has read, with its own input.
 
-        A response whose whole chain is in the store is not kept here.
+        A response whose whole chain is in the store is not kept here. `size` are the bytes of the items that
+        `list_unmeasured` returns. If it is not given, they are encoded to measure them.
         """
-        previous = self.find(response.previous_response_id)
-        if response.store and previous is None:
+        unmeasured = self.list_unmeasured(response, context, input_items=input_items)
+        if unmeasured is None:
             return
-        # The items before the input were measured with the previous response.
-        unmeasured = context if previous is None else input_items
-        size = len(codec.encode([*unmeasured, *response.output])) + (previous.size if previous is not None else 0)
+        if size is None:
+            size = len(codec.encode(unmeasured))
+        previous = self.find(response.previous_response_id)
+        size += previous.size if previous is not None else 0
         if size > self._max_bytes:  # it would evict all others
             return
         self._responses[response.id] = Remembered(

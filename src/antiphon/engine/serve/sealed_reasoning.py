@@ -10,6 +10,7 @@ from typing import Self
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Backend, Turn
 from antiphon.engine.items import ItemPage
 from antiphon.engine.prepare.param_paths import rewrite_backend_error
@@ -116,7 +117,7 @@ class SealedReasoning(Stage):
         self._sealer = sealer
 
     async def count_tokens(self, turn: Turn) -> int:
-        opened = self._open_seals(turn)
+        opened = self._open_seals(turn) if not offload.is_large() else await offload.run(self._open_seals, turn)
         try:
             return await self.inner.count_tokens(opened)
         except InvalidRequest as error:
@@ -124,7 +125,7 @@ class SealedReasoning(Stage):
             raise
 
     async def stream(self, turn: Turn) -> Deltas:
-        opened = self._open_seals(turn)
+        opened = self._open_seals(turn) if not offload.is_large() else await offload.run(self._open_seals, turn)
         try:
             answer = await self.inner.stream(opened)
         except InvalidRequest as error:

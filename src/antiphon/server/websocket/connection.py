@@ -1,19 +1,25 @@
 """One client's WebSocket connection: parses its messages and passes them to lanes, within limits."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter, RateLimited, UnsupportedParameter
+from antiphon.offload import mark_large
 from antiphon.protocol import codec
 from antiphon.protocol.codec import DecodedRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.websocket import CREATE, STEER, MessageHeader, ReturnedSteer, SteerError, SteerFailed
+from antiphon.server.body import decode_body
 from antiphon.server.http import ClientDisconnected
 from antiphon.server.websocket.lane import Lane, LaneRequest
 from antiphon.server.websocket.socket import GOING_AWAY
 from antiphon.server.websocket.state import ConnectionState
 from antiphon.server.websocket.steering import SteerRefused, check_steerable, parse_steer
+
+T = TypeVar("T")
 
 MAX_LANES = 32
 MAX_WAITING = 64
@@ -26,9 +32,12 @@ _CLOSING_STALL_SECONDS = 10.0
 class WebSocketConnection:
     """Reads messages until the client disconnects, or until a graceful close is complete."""
 
-    def __init__(self, state: ConnectionState, *, max_bytes: int, max_seconds: float, write_timeout: float) -> None:
+    def __init__(
+        self, state: ConnectionState, *, max_bytes: int, max_values: int, max_seconds: float, write_timeout: float
+    ) -> None:
         self._state = state
         self._max_bytes = max_bytes
+        self._max_values = max_values
         self._max_seconds = max_seconds
         self._stall_seconds = min(_CLOSING_STALL_SECONDS, write_timeout)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -109,7 +118,7 @@ class WebSocketConnection:
             return
         body = message.encode()
         try:
-            decoded = codec.decode_request(body)
+            decoded = await self._decode(codec.decode_request, body)
             if decoded.request.type is None:
                 raise MissingParameter("Missing required parameter: 'type'.", param="type")
         except InvalidRequest as error:
@@ -117,10 +126,16 @@ class WebSocketConnection:
         else:
             await self._handle_request(decoded, len(body))
 
+    async def _decode(self, decode: Callable[[bytes], T], body: bytes) -> T:
+        try:
+            return await decode_body(decode, body, max_values=self._max_values)
+        finally:
+            mark_large(is_large=False)  # the lane marks its own task
+
     async def _handle_other(self, body: bytes, error: InvalidRequest) -> None:
         """Handle a message that is not a valid request: a steering message, or an invalid one."""
         try:
-            header = codec.decode_header(body)
+            header = await self._decode(codec.decode_header, body)
         except InvalidRequest:
             header = MessageHeader(type=CREATE)
         if header.type == STEER:
@@ -182,7 +197,7 @@ class WebSocketConnection:
             await self._state.write_error(error)
             return
         try:
-            steer = parse_steer(body, header.input)
+            steer = await self._decode(lambda message: parse_steer(message, header.input), body)
             lane, run = self._find_target(target)
             check_steerable(run.request)
             if self._count_steers() >= MAX_STEERS:

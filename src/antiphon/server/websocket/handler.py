@@ -35,6 +35,7 @@ class WebSocketHandler:
         connection = WebSocketConnection(
             ConnectionState(self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat),
             max_bytes=limit,
+            max_values=self._settings.max_body_values,
             max_seconds=self._settings.websocket_max_seconds,
             write_timeout=self._settings.write_timeout_seconds,
         )

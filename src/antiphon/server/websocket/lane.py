@@ -12,6 +12,7 @@ import msgspec
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, ServerError
+from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
@@ -120,6 +121,7 @@ class Lane:
             queued = msgspec.structs.replace(queued, steers=steers, request=prepend_steers(steers, queued.request))
         line.model = queued.request.model
         line.warnings = list(queued.warnings)
+        mark_large(is_large=queued.size > LARGE_BYTES)
         try:
             run = await self._state.engine.create(
                 queued.request, project=self._state.project, session=self._state.session
@@ -146,7 +148,10 @@ class Lane:
                         if self.bytes_sent > LARGE_STREAM_BYTES:
                             await self._write_singly(batch)
                             continue
-                        lines = self._encode(batch)
+                        if is_large() and hasattr(batch[-1], "response"):
+                            lines = await run_in_thread(self._encode, batch)
+                        else:
+                            lines = self._encode(batch)
                         if not self._state.socket.write_now(lines):
                             await self._state.socket.write(lines)
             line.error = run.response.error.code if run.response.error is not None else None

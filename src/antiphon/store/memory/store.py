@@ -1,16 +1,22 @@
 """The memory store: responses, background runs and prompts. Its data is lost when the process ends."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from antiphon import offload
 from antiphon.errors import InvalidRequest, NotFound, ServerError
+from antiphon.offload import is_large, run_in_thread, run_sized
 from antiphon.protocol.response import Response
 from antiphon.store.base import (
     NO_LIMITS,
     ClaimedRun,
+    ItemRows,
     LeaseLost,
     Link,
+    Order,
     PromptVersion,
     QueueFull,
     RunKey,
@@ -22,15 +28,20 @@ from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
 from antiphon.store.record import (
     EventBatch,
+    ForeignItem,
+    ItemRecord,
     ResponseRecord,
     add_tools,
-    build_chain,
-    find_foreign_items,
+    finish_chain,
+    measure_records,
     pack_events,
     pack_items,
-    pack_response,
+    pack_with_foreign_items,
     unpack_bare_response,
+    unpack_links,
+    unpack_page,
     unpack_response,
+    walk_chain,
 )
 
 
@@ -44,9 +55,25 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         owner: str | None = None,
         events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
-        record = pack_response(stored)
-        foreign = find_foreign_items(stored)
-        batches = [] if events is None else pack_events(*events)
+        if is_large():
+            # It is saved even if the caller is cancelled while a thread encodes it.
+            await asyncio.shield(asyncio.ensure_future(self._save_large(project, stored, conversation, owner, events)))
+            return
+        self._save(project, _pack(stored, conversation, events), conversation, owner)
+
+    async def _save_large(
+        self,
+        project: str,
+        stored: StoredResponse,
+        conversation: str | None,
+        owner: str | None,
+        events: tuple[int, Sequence[bytes]] | None,
+    ) -> None:
+        packed = await run_in_thread(_pack, stored, conversation, events)
+        self._save(project, packed, conversation, owner)
+
+    def _save(self, project: str, packed: "_Packed", conversation: str | None, owner: str | None) -> None:
+        record, foreign, batches, items = packed
         key = project, record.id
         if owner is not None and not self._is_owned(key, owner):
             raise LeaseLost(f"{owner} does not own the run of {record.id}.")
@@ -58,8 +85,8 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
             row = self._find_conversation(project, conversation)
             if row is None:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
-            self._append_block(row, record.id, pack_items(stored.input), pack_items(stored.response.output))
-            self._extend_expiry(row, stored.expires_at)
+            self._append_block(row, record.id, *items)
+            self._extend_expiry(row, record.expires_at)
         self._write_response(key, record, batches)
         self._index_items(key, foreign)
 
@@ -67,7 +94,18 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         record = self._find_response(project, response_id)
         if record is None:
             return None
-        return unpack_response(record.id, record.expires_at, record.input, record.output, record.body)
+        size = len(record.input) + len(record.output) + len(record.body)
+        fields = (record.id, record.expires_at, record.input, record.output, record.body)
+        return await run_sized(size, unpack_response, *fields)
+
+    async def list_input_items(
+        self, project: str, response_id: str, *, after: str | None, limit: int, order: Order
+    ) -> ItemRows | None:
+        record = self._find_response(project, response_id)
+        if record is None:
+            return None
+        unpack = partial(unpack_page, after=after, limit=limit, order=order)
+        return await run_sized(len(record.input), unpack, record.id, record.input)
 
     async def load_response(self, project: str, response_id: str) -> Response | None:
         record = self._find_response(project, response_id)
@@ -87,7 +125,9 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         newest = self._find_response(project, response_id)
         if newest is None:
             return []
-        links = build_chain(response_id, lambda each: self._tables.responses.get((project, each))).links
+        walk = walk_chain(response_id, lambda each: self._tables.responses.get((project, each)))
+        decoded = await run_sized(measure_records(walk.records), unpack_links, walk.records)
+        links = finish_chain(walk, decoded).links
         if with_tools:
             links[-1] = add_tools(links[-1], newest.body)
         return links
@@ -136,7 +176,7 @@ class MemoryRunQueue(MemoryReferences):
     async def enqueue(
         self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
     ) -> None:
-        record = pack_response(stored)
+        record, foreign = await offload.run(pack_with_foreign_items, stored)
         if limits.counts_waiting:
             self._check_waiting(project, limits)
         key = project, record.id
@@ -144,7 +184,7 @@ class MemoryRunQueue(MemoryReferences):
             raise ServerError(f"The store already has a response {record.id}.")
         self._tables.responses[key] = record
         self._tables.runs[key] = RunRow(request=request, model=stored.response.model, free_since=self._now())
-        self._index_items(key, find_foreign_items(stored))
+        self._index_items(key, foreign)
 
     async def claim(
         self,
@@ -280,6 +320,21 @@ class MemoryPrompts(MemoryTables):
 
 class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryPrompts):
     """All parts of a store on one set of tables."""
+
+
+class _Packed(NamedTuple):
+    """A response with its related rows, as `MemoryResponses.save` writes them."""
+
+    record: ResponseRecord
+    foreign: list[ForeignItem]
+    batches: list[EventBatch]
+    items: tuple[list[ItemRecord], list[ItemRecord]]
+
+
+def _pack(stored: StoredResponse, conversation: str | None, events: tuple[int, Sequence[bytes]] | None) -> _Packed:
+    items = ([], []) if conversation is None else (pack_items(stored.input), pack_items(stored.response.output))
+    batches = [] if events is None else pack_events(*events)
+    return _Packed(*pack_with_foreign_items(stored), batches, items)
 
 
 def _find_expired(responses: dict[Key, ResponseRecord], now: int) -> list[Key]:

@@ -7,11 +7,13 @@ import bisect
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
 from antiphon.errors import ServerError, StoreUnavailable, Unavailable
+from antiphon.offload import run_sized
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.record import (
@@ -19,10 +21,12 @@ from antiphon.store.record import (
     ForeignItem,
     ItemRecord,
     ResponseRecord,
+    group_by_response,
     pack_events,
     take_events,
     unpack_item,
     unpack_items,
+    unpack_named_items,
     unpack_output,
 )
 
@@ -152,10 +156,36 @@ class MemoryReferences(MemoryTables):
         live = (record for record in found if record is not None and self._is_live(record))
         return [item for record in live for item in unpack_output(record.id, record.output)]
 
+    async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
+        found: dict[str, Item | Unknown] = {}
+        for response_id, wanted in group_by_response(item_ids).items():
+            record = self._tables.responses.get((project, response_id))
+            if record is not None and self._is_live(record):
+                found |= await self._unpack_named(record, wanted, lossless=True)
+        rest = {item_id for item_id in item_ids if item_id not in found}
+        for key, record in reversed(tuple(self._tables.responses.items())):
+            wanted = rest & self._tables.foreign.get(key, frozenset()) if key[0] == project else set()
+            if wanted and self._is_live(record):
+                found |= await self._unpack_named(record, wanted)
+                rest -= wanted
+        for item_id in rest:
+            if (item := self._find_in_conversations(project, item_id)) is not None:
+                found[item_id] = item
+        return found
+
+    async def _unpack_named(
+        self, record: ResponseRecord, wanted: Collection[str], *, lossless: bool = False
+    ) -> dict[str, Item | Unknown]:
+        unpack = partial(unpack_named_items, wanted, lossless=lossless)
+        return await run_sized(len(record.input) + len(record.output), unpack, record.id, record.input, record.output)
+
     async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
         for key, record in reversed(self._tables.responses.items()):
             if key[0] == project and item_id in self._tables.foreign.get(key, ()) and self._is_live(record):
                 return unpack_item(item_id, record.id, record.input, record.output)
+        return self._find_in_conversations(project, item_id)
+
+    def _find_in_conversations(self, project: str, item_id: str) -> Item | Unknown | None:
         found = [
             (row.positions[item_id], conversation_id, row)
             for (owner, conversation_id), row in self._tables.conversations.items()

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from antiphon import offload
 from antiphon.errors import ServerError
 from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
-from antiphon.store.record import DAMAGE, ForeignItem, find_foreign_items, pack_response
+from antiphon.store.record import DAMAGE, ForeignItem, pack_with_foreign_items
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.responses import INSERT, index_items
@@ -129,8 +130,8 @@ class SqliteRunQueue(Database):
         self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
     ) -> None:
         run = project, stored.response.id, request, stored.response.model, self.configuration_id, self._now()
-        row = project, *pack_response(stored)
-        await self._writer.submit(_enqueue, (row, run, find_foreign_items(stored), limits))
+        record, foreign = await offload.run(pack_with_foreign_items, stored)
+        await self._writer.submit(_enqueue, ((project, *record), run, foreign, limits))
 
     async def claim(
         self,

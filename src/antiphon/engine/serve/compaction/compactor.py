@@ -3,10 +3,12 @@
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Turn
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.clipping import clip_text
@@ -19,6 +21,7 @@ from antiphon.engine.serve.compaction.compaction_item import (
     seal_content,
 )
 from antiphon.engine.serve.compaction.expansion import (
+    ExpandedItems,
     ends_in_trigger,
     expand_compactions,
     is_marker,
@@ -124,7 +127,7 @@ class Compactor:
     async def _exceeds_threshold(self, route: ModelRoute, turn: Turn) -> bool:
         if not turn.request.context_management:
             return False
-        found = find_last_compaction(turn.items, self._sealer, project=turn.project)
+        found = await self._find_last(turn)
         return await self._windows.exceeds_threshold(route, turn, found[1].list_items() if found is not None else None)
 
     async def _stream(
@@ -160,8 +163,15 @@ class Compactor:
 
     async def _start_answer(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> Serving:
         """Start the answer to the compacted turn."""
-        expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
+        expanded = await self._expand(turn, compacted)
         return await route.start(msgspec.structs.replace(turn, items=expanded.items))
+
+    async def _find_last(self, turn: Turn) -> tuple[int, CompactionContent] | None:
+        return await offload.run(partial(find_last_compaction, project=turn.project), turn.items, self._sealer)
+
+    async def _expand(self, turn: Turn, compacted: CompactedTurn) -> ExpandedItems:
+        items = [*turn.items, compacted.item]
+        return await offload.run(partial(expand_compactions, project=turn.project), items, self._sealer)
 
     async def _fit(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> CompactedTurn:
         """Return a compaction that the model accepts, and add the usage of the calls that show it.
@@ -181,7 +191,7 @@ class Compactor:
 
     async def _try_length(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> Usage:
         """Send the compacted turn with a short question, unless the model has accepted a turn of this length."""
-        expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
+        expanded = await self._expand(turn, compacted)
         request = msgspec.structs.replace(
             turn.request,
             max_output_tokens=_TRIAL_TOKENS,
@@ -258,14 +268,10 @@ class Compactor:
 
         Raises ContextLengthExceeded if the model refuses the window's size.
         """
-        found = find_last_compaction(turn.items, self._sealer, project=turn.project)
+        found = await self._find_last(turn)
         earlier = found[1] if found is not None else CompactionContent(summary="", first=[], last=[], covered=b"")
         summaries = [make_summary_message(earlier.summary)] if earlier.summary else []
-        items = [
-            item
-            for item in turn.items
-            if not is_never_compacted(item) and not is_marker(item) and item not in summaries
-        ]
+        items = await offload.run(_list_compactable, turn.items, summaries)
         tokens = max(1, min(window.goal // 8, _MAX_SUMMARY_TOKENS))
         selected = await _select_fitting(route, turn, items, window, limit=window.limit - tokens)
         summary = Summary(earlier.summary, Usage(0, 0, 0), None)
@@ -275,16 +281,23 @@ class Compactor:
                 summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
                 self._windows.learn_accepted(route, summary.accepted)
             else:
-                summary = self._summariser.extract(material, tokens=tokens)
-        covered = join_fingerprints(
-            [*earlier.list_fingerprints(), *map(fingerprint_item, summaries), *map(fingerprint_item, items)]
-        )
+                summary = await offload.run(partial(self._summariser.extract, tokens=tokens), material)
+        covered = await offload.run(_cover, earlier, [*summaries, *items])
         content = CompactionContent(summary="", first=selected.first, last=selected.last, covered=covered)
         await _set_summary(
             route, turn, content, clip_text(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit
         )
-        item = seal_content(content, self._sealer, project=turn.project)
+        item = await offload.run(partial(seal_content, project=turn.project), content, self._sealer)
         return CompactedTurn(item, _list_retained(turn, selected), summary.usage, summary.served, window)
+
+
+def _list_compactable(items: Sequence[Item | Unknown], summaries: Sequence[Item | Unknown]) -> list[Item | Unknown]:
+    return [item for item in items if not is_never_compacted(item) and not is_marker(item) and item not in summaries]
+
+
+def _cover(earlier: CompactionContent, items: Sequence[Item | Unknown]) -> bytes:
+    """Return the fingerprints of the items that the earlier compaction and this one cover."""
+    return join_fingerprints([*earlier.list_fingerprints(), *map(fingerprint_item, items)])
 
 
 async def _select_fitting(
@@ -294,7 +307,7 @@ async def _select_fitting(
     hard = window.room * CHARACTERS_PER_TOKEN
     soft = min(window.goal, 4 * _MAX_RETAINED_TOKENS) * CHARACTERS_PER_TOKEN
     while hard > 1:
-        selected = select_items(items, SizeLimits(hard, soft))
+        selected = await offload.run(select_items, items, SizeLimits(hard, soft))
         counted = await count_conversation(route, turn, [*selected.first, *selected.last])
         if counted <= limit:
             return selected

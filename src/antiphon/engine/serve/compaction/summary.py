@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Turn
 from antiphon.engine.serve.compaction.clipping import clip_text
 from antiphon.engine.serve.routing import ModelRoute
@@ -87,7 +89,8 @@ class Summariser:
             raise
         except Exception:
             logger.warning("the model failed to write a summary: using extracts", exc_info=True)
-        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=answer.usage)
+        extracted = await offload.run(partial(self.extract, tokens=tokens), conversation)
+        return msgspec.structs.replace(extracted, usage=answer.usage)
 
     def extract(self, conversation: Sequence[Item | Unknown], *, tokens: int) -> Summary:
         """Return extracts of the conversation, without calling a model."""
@@ -121,7 +124,7 @@ class Summariser:
         room = window - tokens - reasoning_tokens
         size = room * CHARACTERS_PER_TOKEN
         while size > CHARACTERS_PER_TOKEN:
-            transcript = write_transcript([*_list_instructions(original), *conversation], size)
+            transcript = await offload.run(write_transcript, [*_list_instructions(original), *conversation], size)
             text = f"<transcript>\n{transcript}\n</transcript>\n\n{_CLOSING}"
             items: list[Item | Unknown] = [Message("user", [InputText(text)])]
             summary_turn = Turn(

@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from antiphon import offload
 from antiphon.backends.base import Backend, Capabilities, Turn
 from antiphon.engine.serve.stage import Stage
 from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
@@ -69,7 +70,7 @@ class Emulator(Stage):
         capabilities = self.inner.capabilities
         if not capabilities.json_schema and wants_json(turn.request):
             return await asyncio.to_thread(translate_turn, turn, capabilities)
-        return translate_turn(turn, capabilities)
+        return await offload.run(translate_turn, turn, capabilities)
 
     def describe_emulation(self, request: CreateRequest) -> list[str]:
         """Return a warning for each part of the request that is emulated."""
