@@ -7,9 +7,9 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
+from antiphon.protocol.response import Response
 from antiphon.server.app import App
 from antiphon.server.routes import make_router
-from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from support.live_server import make_settings
 
@@ -20,8 +20,10 @@ class BrokenStore(MemoryStore):
 
 
 class ForgetfulStore(MemoryStore):
-    async def load(self, project: str, response_id: str) -> StoredResponse | None:
+    async def load_response(self, project: str, response_id: str) -> Response | None:
         raise RuntimeError("a secret of the inside")
+
+    load_bare_response = load_response
 
 
 def test_unexpected_error_shows_only_the_request_id(

@@ -80,7 +80,8 @@ class Execution:
         """Execute the turn: yield progress, and the envelope last. Progress starts when the server has accepted."""
         journal = Journal(f"turn_{secrets.token_hex(8)}")
         await journal.write(StartEntry("execute", [], time.time()))
-        task = Task(limits=Limits(turns=MAX_ITERATIONS), turn_retries=0)
+        # The answer at the limit is the last iteration.
+        task = Task(limits=Limits(turns=MAX_ITERATIONS - 1), turn_retries=0)
         loop = Loop(journal, self._model, self._executor, task)
         held: list[Progress] = []
         async with aclosing(loop.events()) as events:
