@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engine.sealing import Sealer, load_secrets, make_secret, read_secrets, rotate_secrets
+from antiphon.engine.sealing import KeyFile, Sealer, load_secrets, make_secret, read_secrets, rotate_secrets
 from antiphon.errors import ConfigError
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -127,3 +127,20 @@ def test_file_with_other_data_is_refused_as_keys(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\x00")
     with pytest.raises(ConfigError, match="the keys are not in base64"):
         load_secrets(path)
+
+
+def test_key_file_is_read_again_only_after_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    file = KeyFile(path)
+    first = file.load()
+    file.reload()  # the file did not exist before
+    assert file.reload() is None
+    rotate_secrets(path)
+    added = file.reload()
+    assert added is not None
+    assert added[1:] == first
+    assert file.reload() is None
+    path.write_text("broken")
+    with pytest.raises(ConfigError):
+        file.reload()
+    assert file.reload() is None

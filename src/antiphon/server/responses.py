@@ -12,7 +12,7 @@ from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Events
-from antiphon.offload import is_large, run_in_thread
+from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
@@ -109,7 +109,7 @@ class ResponseHandlers:
         if query.wants_seals:
             response = self._engine.reasoning.seal_response(response, project=http_request.project)
         http_request.model = response.model
-        body = codec.encode(dialect.adapt_response(response))
+        body = await run(codec.encode, dialect.adapt_response(response))
         del response  # not held while the client reads
         if len(body) < MIN_BYTES:
             await http_request.respond(200, body)

@@ -5,7 +5,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -255,7 +255,12 @@ def build_chain(
 
 def measure_records(records: Iterable[LinkRecord | ResponseRecord]) -> int:
     """Return the number of bytes to decode."""
-    return sum(len(record.input) + len(record.output) for record in records)
+    return sum(measure_texts((record.input, record.output)) for record in records)
+
+
+def measure_texts(values: Iterable[Any]) -> int:
+    """Return the length of all encoded values. Values of other types are damaged, and decoding them fails later."""
+    return sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def unpack_links(records: Sequence[LinkRecord | ResponseRecord]) -> dict[str, Link]:

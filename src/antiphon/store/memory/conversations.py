@@ -4,12 +4,21 @@ import math
 from collections.abc import Sequence
 
 from antiphon.errors import InvalidRequest, ServerError
+from antiphon.offload import run_sized
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
 from antiphon.store.memory.tables import ConversationRow, MemoryTables
-from antiphon.store.record import ItemRecord, pack_items, pack_metadata, rename_item, unpack_conversation, unpack_items
+from antiphon.store.record import (
+    ItemRecord,
+    measure_texts,
+    pack_items,
+    pack_metadata,
+    rename_item,
+    unpack_conversation,
+    unpack_items,
+)
 
 
 class MemoryConversations(MemoryTables):
@@ -86,7 +95,8 @@ class MemoryConversations(MemoryTables):
         if order == "desc":
             positions.reverse()
         page = [row.items[position].content for position in positions[:limit]]
-        return ItemRows(items=unpack_items(conversation_id, page), has_more=limit < len(positions))
+        items = await run_sized(measure_texts(page), unpack_items, conversation_id, page)
+        return ItemRows(items=items, has_more=limit < len(positions))
 
     async def load_conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
@@ -95,7 +105,8 @@ class MemoryConversations(MemoryTables):
         if row is None:
             return None
         end = row.blocks.get(before, math.inf) if before is not None else math.inf
-        return unpack_items(conversation_id, [item.content for position, item in row.items.items() if position < end])
+        contents = [item.content for position, item in row.items.items() if position < end]
+        return await run_sized(measure_texts(contents), unpack_items, conversation_id, contents)
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         row = self._find_conversation(project, conversation_id)

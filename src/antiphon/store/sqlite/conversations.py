@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon.errors import InvalidRequest
+from antiphon.offload import run_sized
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
-from antiphon.store.record import ItemRecord, pack_items, pack_metadata, rename_item, unpack_conversation, unpack_items
+from antiphon.store.record import (
+    ItemRecord,
+    measure_texts,
+    pack_items,
+    pack_metadata,
+    rename_item,
+    unpack_conversation,
+    unpack_items,
+)
 from antiphon.store.sqlite.database import Database
 
 CREATE = "INSERT INTO conversations (project, id, created_at, expires_at, metadata) VALUES (?, ?, ?, ?, ?)"
@@ -130,7 +139,8 @@ class SqliteConversations(Database):
         rows = await self._reader.submit(_list, (project, conversation_id, after, limit + 1, order, self._now()))
         if rows is None:
             return None
-        items = unpack_items(conversation_id, [content for (content,) in rows[:limit]])
+        contents = [content for (content,) in rows[:limit]]
+        items = await run_sized(measure_texts(contents), unpack_items, conversation_id, contents)
         return ItemRows(items=items, has_more=len(rows) > limit)
 
     async def load_conversation_items(
@@ -140,7 +150,10 @@ class SqliteConversations(Database):
             rows = await self._reader.submit(_list_before, (project, conversation_id, before, self._now()))
         else:  # SQLite takes a negative limit as no limit
             rows = await self._reader.submit(_list, (project, conversation_id, None, -1, "asc", self._now()))
-        return None if rows is None else unpack_items(conversation_id, [content for (content,) in rows])
+        if rows is None:
+            return None
+        contents = [content for (content,) in rows]
+        return await run_sized(measure_texts(contents), unpack_items, conversation_id, contents)
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         rows = await self._reader.submit(LOAD_ITEM, (project, conversation_id, item_id, self._now()))
