@@ -140,7 +140,11 @@ class Preparer:
         )
         if accepted is None:
             capabilities = candidate.backend.capabilities
-            request, left_out = await offload.run(self._select_tools, request, context, capabilities)
+            # Called directly for most requests: an await that does not wait costs more than the work itself.
+            if is_large():
+                request, left_out = await offload.run(self._select_tools, request, context, capabilities)
+            else:
+                request, left_out = self._select_tools(request, context, capabilities)
             if request.tools or request.text is not None:  # others have neither grammars nor schemas
                 await self._check_grammars(request, capabilities, project=project)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
@@ -149,11 +153,11 @@ class Preparer:
             new = _NewInput(items=accepted.input, mint=accepted.mint)
         items, repairs = context.items + new.items, list[str]()
         if repair or not new.is_plain or not _are_messages(context.items):
-            is_repairing = repair or accepted is not None
-            items, repairs = await self._build_history_off_loop(context, new, project, repair=is_repairing)
-            if accepted is None:
-                request, useless = await offload.run(apply_configuration_updates, request, items)
-                repairs += useless
+            build = partial(self._build_turn, repair=repair or accepted is not None, is_new=accepted is None)
+            if is_large():
+                request, items, repairs = await offload.run(build, request, context, new, project)
+            else:
+                request, items, repairs = build(request, context, new, project)
         if accepted is None:
             _apply_model_defaults(request, candidate.model)
         # A continued compaction is expanded twice, with the same warnings.
@@ -177,13 +181,7 @@ class Preparer:
             input=new.items,
             mint=new.mint,
             created_at=int(time.time()),
-            # The header holds a limited number of warnings, so the most numerous kinds come last.
-            warnings=[
-                *warnings,
-                *(f"history: {each}" for each in repairs),
-                *new.repeated,
-                *candidate.describe_emulation(request),
-            ],
+            warnings=_join_warnings(warnings, repairs, new, candidate.describe_emulation(request)),
             repairs=repairs,
         )
 
@@ -285,12 +283,15 @@ class Preparer:
         check_configuration_updates(items)
         return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
 
-    async def _build_history_off_loop(
-        self, context: History, new: "_NewInput", project: str, *, repair: bool
-    ) -> tuple[Items, list[str]]:
-        if not is_large():
-            return self._build_history(context, new, project, repair=repair)
-        return await offload.run(partial(self._build_history, repair=repair), context, new, project)
+    def _build_turn(
+        self, request: CreateRequest, context: History, new: "_NewInput", project: str, *, repair: bool, is_new: bool
+    ) -> tuple[CreateRequest, Items, list[str]]:
+        """Return the request with the updates in its history, the whole history, and warnings about repairs."""
+        items, repairs = self._build_history(context, new, project, repair=repair)
+        if is_new:
+            request, useless = apply_configuration_updates(request, items)
+            repairs += useless
+        return request, items, repairs
 
     def _build_history(
         self, context: History, new: "_NewInput", project: str, *, repair: bool
@@ -322,6 +323,13 @@ class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
 
 def _are_messages(items: Items) -> bool:
     return _MESSAGE_ONLY.issuperset(map(type, items))
+
+
+def _join_warnings(
+    warnings: Sequence[str], repairs: Sequence[str], new: "_NewInput", emulation: Sequence[str]
+) -> list[str]:
+    # The header holds a limited number of warnings, so the most numerous kinds come last.
+    return [*warnings, *(f"history: {each}" for each in repairs), *new.repeated, *emulation]
 
 
 def _apply_model_defaults(request: CreateRequest, model: Model) -> None:
