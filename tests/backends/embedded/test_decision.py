@@ -156,8 +156,14 @@ def test_call_after_a_result_has_to_be_clearly_more_likely() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "get_time", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "1", "output": "12:00"}
     decision = make_decision([{"role": "user", "content": QUESTION}, call, result])
-    assert allows_answer(decision.decide(make_candidates(angle=0.3, text=0.2)))
-    assert allows_call(decision.decide(make_candidates(angle=0.8, text=0.2)))
+    assert allows_answer(decision.decide(make_candidates(tag=0.3, text=0.2)))
+    assert allows_call(decision.decide(make_candidates(tag=0.8, text=0.2)))
+
+
+def test_start_of_a_tag_after_a_result_is_not_a_call() -> None:
+    result = {"type": "function_call_output", "call_id": "1", "output": "12:00"}
+    decision = make_decision([{"role": "user", "content": QUESTION}, result])
+    assert allows_answer(decision.decide(make_candidates(angle=0.9, text=0.1)))
 
 
 def test_candidates_of_the_first_token_are_read() -> None:

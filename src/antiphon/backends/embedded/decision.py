@@ -23,7 +23,7 @@ _CANDIDATES = 40
 # The first characters of a call that is printed as JSON.
 _JSON_OPENINGS = ("```", "{")
 # A call is made if its margin exceeds these. At 0, the decision is the most likely output. After a tool's result, small
-# models start another call, or repeat the result with its tag, about as often as they answer.
+# models tend to repeat their call.
 _THRESHOLD = 0.0
 _THRESHOLD_AFTER_RESULT = math.log(3)
 
@@ -50,6 +50,8 @@ class CallDecision:
         self._count_json = rules.answer is None and not requests_code(turn)
         after_result = bool(turn.items) and isinstance(turn.items[-1], FunctionCallOutput | CustomToolCallOutput)
         self._threshold = _THRESHOLD_AFTER_RESULT if after_result else _THRESHOLD
+        # After a result, `<` is more often the start of the result's tag, which small models like to repeat.
+        self._count_tag_start = not after_result
         prompt = body["prompt"] if examples else [*body["prompt"], DECISION_QUESTION]
         self.request = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": _CANDIDATES}
 
@@ -57,7 +59,10 @@ class CallDecision:
         """Return the output for these candidates of the first token."""
         names = () if self._examples else (*self._rules.tools, *self._rules.custom_tools)
         count_json = self._count_json or not self._examples
-        if compute_call_margin(candidates, count_json=count_json, names=names) > self._threshold:
+        margin = compute_call_margin(
+            candidates, count_json=count_json, count_tag_start=self._count_tag_start, names=names
+        )
+        if margin > self._threshold:
             return self._require_call(self._rules)
         rules = replace(self._rules, tools={}, custom_tools={}, max_calls=0)
         tools = {*self._rules.tools, *(set(self._rules.custom_tools) - self._rules.open_ended)}
@@ -87,16 +92,22 @@ def read_candidates(chunks: Iterable[CompletionChunk]) -> list[TokenCandidate]:
 
 
 def compute_call_margin(
-    candidates: Iterable[TokenCandidate], *, count_json: bool, names: Collection[str] = ()
+    candidates: Iterable[TokenCandidate],
+    *,
+    count_json: bool,
+    count_tag_start: bool = True,
+    names: Collection[str] = (),
 ) -> float:
     """Return the logarithm of the likelihood of a call, divided by that of the most likely other token.
 
-    With `count_json`, JSON counts as a call. The start of one of the `names` counts too.
+    With `count_json`, JSON counts as a call. With `count_tag_start`, a token that is only the start of the call's tag
+    does. The start of one of the `names` counts too.
     """
     call, other = 0.0, 0.0
     for candidate in candidates:
         likelihood = math.exp(candidate.logprob)
-        if _opens_call(candidate.token.strip(), count_json=count_json, names=names):
+        text = candidate.token.strip()
+        if _names_call(text, names) or _opens_call(text, count_json=count_json, count_tag_start=count_tag_start):
             call += likelihood
         else:
             other = max(other, likelihood)
@@ -105,13 +116,13 @@ def compute_call_margin(
     return math.log(call / other) if other else math.inf
 
 
-def _opens_call(text: str, *, count_json: bool, names: Collection[str]) -> bool:
+def _names_call(text: str, names: Collection[str]) -> bool:
+    return bool(text) and any(name.lower().startswith(text.lower()) for name in names)
+
+
+def _opens_call(text: str, *, count_json: bool, count_tag_start: bool) -> bool:
     if not text:
         return False
-    if (
-        CALL_OPENING.startswith(text)
-        or text.startswith(CALL_OPENING)
-        or any(name.lower().startswith(text.lower()) for name in names)
-    ):
+    if text.startswith(CALL_OPENING) or (count_tag_start and CALL_OPENING.startswith(text)):
         return True
     return count_json and text.startswith(_JSON_OPENINGS)

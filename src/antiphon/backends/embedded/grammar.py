@@ -235,8 +235,7 @@ def _nest(grammar: str) -> str:
 def _write_answer_rules(rules: OutputRules) -> list[str]:
     if rules.answer is not None:
         return [f"answer: %json {json.dumps(rules.schemas[rules.answer])}"]
-    # Nor can it start with a tool's result: small models like to repeat the one that they read.
-    return ["answer: TEXT", r"TEXT: /(.|\n)+/ & ~/<tool_(call|response)>(.|\n)*/"]
+    return ["answer: TEXT", rf"TEXT: /(.|\n)+/ & ~/{CALL_OPENING}(.|\n)*/"]
 
 
 def _write_call_rules(rules: OutputRules) -> list[str]:
