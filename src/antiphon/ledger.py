@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, ServerError
 
 T = TypeVar("T")
 
@@ -26,6 +26,10 @@ class RunTaken(AntiphonError):
     def __init__(self, run_id: str, message: str = "") -> None:
         super().__init__(message or f"Another process has continued the run '{run_id}'.", param="run_id")
         self.run_id = run_id
+
+
+class LedgerFailed(ServerError):
+    """The entries of a subagent's run cannot be read or written. The whole run stops and can be resumed."""
 
 
 class Lease(Struct, frozen=True):

@@ -215,6 +215,8 @@ class Journal:
         """True if the run is in a ledger, also if this journal was restored without it."""
         self.subagents: dict[str, Journal] = {}
         """The runs of subagents that this process has started, by the call."""
+        self.failure: Exception | None = None
+        """The exception of the ledger because of which an entry of this run, or of a subagent's, is missing."""
         self._ledger = ledger
         self._entries: list[Entry] = []
         self._write_lock = asyncio.Lock()
@@ -241,14 +243,18 @@ class Journal:
             # A stored entry cannot be removed: an invalid one would make the whole run unreadable.
             self.state.check(entry)
             owned = {} if self.ownership is None else {"holder": self.ownership.holder}
-            await self._ledger.append(
-                self.run_id,
-                len(self._entries),
-                msgspec.json.encode(entry),
-                status=_find_status(entry),
-                title=_find_title(entry),
-                **owned,
-            )
+            try:
+                await self._ledger.append(
+                    self.run_id,
+                    len(self._entries),
+                    msgspec.json.encode(entry),
+                    status=_find_status(entry),
+                    title=_find_title(entry),
+                    **owned,
+                )
+            except Exception as error:
+                self.failure = error
+                raise
             self._add(entry)
 
     def _add(self, entry: Entry) -> None:

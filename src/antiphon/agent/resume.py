@@ -1,5 +1,6 @@
 """Resuming a run: loading its journal, recording verdicts, and the calls that a crash has interrupted."""
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ INTERRUPTED = "The process was interrupted during this call. Whether it has had 
 
 _FINISHED = ("final", "decision")
 
+# The run of a subagent has the idempotency key of its call as its id: see `tool_calls.py`.
+_SUBAGENT_RUN = re.compile(r"(.+?)(?::\d+:\d+)+")
+
 
 async def resume_journal(
     run: str | bytes,
@@ -29,9 +33,10 @@ async def resume_journal(
     """Load the journal of a run and record that this process resumes it. A finished run stays as it is.
 
     `run` is an id in the ledger, or the packed state of an outcome. `ownership` is set for the run of a subagent, which
-    belongs to the owner of the first run. Raises InvalidRequest for an unknown run, and for a verdict on a call that
-    does not wait for one. Unless `force` is set, raises RunTaken if a process executes the run, and InvalidRequest if
-    it is the run of an agent with another name than `agent`.
+    belongs to the owner of the first run; only the first run can be resumed from outside. Raises InvalidRequest for an
+    unknown run, for the run of a subagent, and for a verdict on a call that does not wait for one. Unless `force` is
+    set, raises RunTaken if a process executes the run, and InvalidRequest if it is the run of an agent with another
+    name than `agent`.
     """
     journal = await _find_journal(run, ledger)
     if agent is not None and journal.state.agent != agent and not force:
@@ -44,6 +49,8 @@ async def resume_journal(
     if _is_finished(journal.state):
         _check_verdicts(journal.state, verdicts)
         return journal
+    if agent is not None and ledger is not None:
+        await _refuse_subagent_run(journal.run_id, ledger)
     if ledger is None or not has_leases(ledger):
         await _write_resume(journal, verdicts, None)
         return journal
@@ -61,6 +68,15 @@ async def resume_journal(
             await taken.release()
         raise
     return journal
+
+
+async def _refuse_subagent_run(run_id: str, ledger: Ledger) -> None:
+    """Raise InvalidRequest for the run of a subagent: a process that owns the first run may be executing it."""
+    match = _SUBAGENT_RUN.fullmatch(run_id)
+    if match is not None and await ledger.read(match[1]):
+        raise InvalidRequest(
+            f"The run '{run_id}' is of a subagent: resume the run '{match[1]}'.", param="run", code="subagent_run"
+        )
 
 
 async def _write_resume(journal: Journal, verdicts: Sequence[Verdict], idle_seconds: float | None) -> None:

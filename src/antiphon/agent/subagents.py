@@ -1,6 +1,6 @@
 """Agents as tools of other agents. Each call of such a tool is a run of the subagent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -8,8 +8,9 @@ import msgspec
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
-from antiphon.agent.outcome import RunEvent, RunEvents, ToolStarted, read_outcome
-from antiphon.ledger import Ledger
+from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, ToolStarted, read_outcome
+from antiphon.errors import AntiphonError
+from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import ApprovalRequired, ToolContext, ToolInvocation, ToolResult, UsageCost
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
@@ -64,7 +65,7 @@ class SubagentTool:
             if isinstance(event, ToolStarted):
                 context.report(f"calls {event.call.name}")
 
-        outcome = await read_outcome(await self._start(task, context), report_call)
+        outcome = await self._run(task, context, report_call)
         spent = UsageCost(outcome.usage, outcome.cost)
         if outcome.kind == "needs_approval":
             pending = (_add_prefix(call, context) for call in outcome.pending)
@@ -72,10 +73,29 @@ class SubagentTool:
         if outcome.kind == "final":
             return ToolResult(outcome.text, spent=spent, tool_calls=outcome.tool_calls)
         reason = outcome.error.message if outcome.error is not None else outcome.text or "it gave no answer."
-        failure = make_error_result(f"The agent ended with {outcome.kind}: {reason}")
+        failure = make_error_result(f"The agent ended with {outcome.kind}: {reason}{_describe_interrupted(context)}")
         return msgspec.structs.replace(failure, spent=spent, tool_calls=outcome.tool_calls)
 
-    async def _start(self, task: str, context: "AgentContext") -> RunEvents:
+    async def _run(self, task: str, context: AgentContext, on_event: Callable[[RunEvent], object]) -> Outcome:
+        """Return the outcome of the run of this call. Raise LedgerFailed if its entries are not all stored.
+
+        An error as the result of the call would make the model call the subagent again. Its tools would get new keys,
+        and effects that have no entry could happen twice.
+        """
+        try:
+            outcome = await read_outcome(await self._start(task, context), on_event)
+            subagent = context.journal.subagents[context.call_id]
+            if subagent.failure is not None:
+                raise subagent.failure
+        except RunTaken:
+            raise
+        except Exception as error:
+            context.journal.failure = error
+            reason = error.message if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}"
+            raise LedgerFailed(reason) from error
+        return outcome
+
+    async def _start(self, task: str, context: AgentContext) -> RunEvents:
         """Start the run of this call, or resume it if an earlier attempt has started it."""
         run_id, ledger = context.idempotency_key, context.ledger
         started = await _find_run(run_id, context)
@@ -104,6 +124,15 @@ def _find_verdicts(started: Journal, context: AgentContext) -> list[Verdict]:
     ]
     state = started.state
     return [each for each in own if state.awaits_verdict(each.call_id) and not state.has_received(each)]
+
+
+def _describe_interrupted(context: AgentContext) -> str:
+    """Return a sentence on the calls of a subagent that were running when it ended; "" if there are none."""
+    state = context.journal.subagents[context.call_id].state
+    calls = [f"{call.name}({call.arguments})" for call in state.open_calls if call.call_id in state.started_calls]
+    if not calls:
+        return ""
+    return f" These calls were running, and whether they have had an effect is not known: {', '.join(calls)}"
 
 
 def _add_prefix(call: ToolInvocation, context: ToolContext) -> ToolInvocation:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from antiphon.errors import ConfigError
-from antiphon.ledger import RunTaken, defer_cancellation, repeat_cancellation
+from antiphon.ledger import LedgerFailed, RunTaken, defer_cancellation, repeat_cancellation
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Executor:
         """Return the result of a call.
 
         Raise only if it is cancelled, needs approval (`ApprovalRequired`), or belongs to a run that another process has
-        taken over (`RunTaken`).
+        taken over (`RunTaken`) or whose entries cannot be stored (`LedgerFailed`).
         """
         observer = observer or CallObserver()
         tool = self.tools.get(call.name)
@@ -159,7 +159,7 @@ def _forget(work: asyncio.Task[ToolResult]) -> None:
 async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
     try:
         return _validate_result(await tool.invoke(call.arguments, context))
-    except (ApprovalRequired, RunTaken, KeyboardInterrupt, GeneratorExit):
+    except (ApprovalRequired, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):
         raise
     except msgspec.ValidationError as error:
         return make_error_result(f"The arguments do not fit the schema: {error}")
