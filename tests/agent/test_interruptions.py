@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import threading
 import time
 
 import msgspec
@@ -296,3 +297,21 @@ async def test_run_cancelled_before_its_start_does_nothing(scripted: ScriptedMod
     cancel.set()
     outcome = await scripted.agent().run("Go.", cancel=cancel)
     assert (outcome.kind, scripted.sent) == ("cancelled", [])
+
+
+async def test_sync_tool_at_its_time_limit_is_not_repeated_while_it_runs(in_process: ScriptedModel) -> None:
+    started: list[int] = []
+    go = threading.Event()
+
+    @tool(timeout=0.05, retries=2)
+    def pay(amount: int) -> str:
+        """Pay."""
+        started.append(amount)
+        go.wait(20)
+        return "paid"
+
+    in_process.set_answers([PAY], "Done.")
+    outcome = await in_process.agent(tools=[pay]).run("Go.")
+    go.set()
+    assert (started, [each.name for each in outcome.abandoned]) == ([5], ["pay"])
+    assert "It may still be running." in outcome.history[-2]["output"]

@@ -241,7 +241,19 @@ async def _call(function: Function, arguments: Mapping[str, Any], *, name: str) 
 
 
 async def _run_in_thread(function: Callable[[], T], *, name: str) -> T:
-    """Run `function` in a daemon thread and await its result. Cancelling the await does not stop the thread."""
+    """Run `function` in a daemon thread and await its result.
+
+    A thread cannot be stopped. The first cancellation is ignored, so that the caller knows that the function is still
+    running. A second one ends the await.
+    """
+    done = _start_thread(function, name=name)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        return await done
+
+
+def _start_thread(function: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -271,4 +283,4 @@ async def _run_in_thread(function: Callable[[], T], *, name: str) -> T:
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
-    return await done
+    return done
