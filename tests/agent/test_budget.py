@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Agent, Limits, Outcome, Prices, tool
+from antiphon import Agent, ConfigError, Limits, Outcome, Prices, tool
 from antiphon.agent.budget import Stop, StopTimer
 from antiphon.agent.outcome import RunEnded, TextDelta
 from antiphon.ledger import Ledger
@@ -247,3 +247,26 @@ async def test_cancel_event_stops_between_deltas_of_one_read() -> None:
     assert texts == ["a", "b"]
     assert isinstance(event, RunEnded)
     assert event.outcome.kind == "cancelled"
+
+
+@pytest.mark.parametrize("name", ["cost", "seconds"])
+def test_limit_must_be_a_number(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Limits(**{name: float("nan")})
+
+
+async def test_deadline_that_passes_between_two_waits_stops_the_run() -> None:
+    """The clock of the timer may be ahead of the clock of the run."""
+    watch = StopTimer(10.0, None, lambda: 9.99)
+    await watch.wait(_do_nothing)
+    fired = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, fired.set)
+    await fired.wait()
+    async with asyncio.timeout(5):
+        with pytest.raises(Stop):
+            await watch.wait(asyncio.Event().wait)
+    watch.close()
+
+
+async def _do_nothing() -> None:
+    """Return at once."""

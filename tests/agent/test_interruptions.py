@@ -315,3 +315,34 @@ async def test_sync_tool_at_its_time_limit_is_not_repeated_while_it_runs(in_proc
     go.set()
     assert (started, [each.name for each in outcome.abandoned]) == ([5], ["pay"])
     assert "It may still be running." in outcome.history[-2]["output"]
+
+
+@pytest.mark.parametrize(
+    ("low", "kind"),
+    [
+        (Limits(turns=1), "max_turns"),
+        (Limits(tokens=10), "budget"),
+        (Limits(tool_calls=1), "budget"),
+        (Limits(tool_calls=1, wrap_up=False), "budget"),
+        (Limits(tokens=10, wrap_up=False), "budget"),
+    ],
+)
+@pytest.mark.parametrize("stored", [True, False])
+async def test_run_goes_on_with_a_higher_limit_after_its_last_answer(
+    in_process: ScriptedModel, low: Limits, kind: str, stored: bool
+) -> None:
+    ledger = MemoryLedger() if stored else None
+    in_process.set_answers(
+        [call("look_up", {"city": "A"}), usage(10, 1)],
+        *([] if low.tool_calls is None else [[call("look_up", {"city": "B"}), usage(10, 1)]]),
+        *(["So far."] if low.wrap_up else []),
+        [call("look_up", {"city": "C"}), usage(10, 1)],
+        "It is mild.",
+    )
+    outcome = await in_process.agent(tools=[look_up], limits=low).run("Go.", durable=ledger, run_id="run_1")
+    assert outcome.kind == kind
+    again = outcome.state if ledger is None else "run_1"
+    assert again is not None
+    more = in_process.agent(tools=[look_up])
+    outcome = await more.resume(again, durable=ledger)
+    assert (outcome.kind, outcome.text) == ("final", "It is mild.")

@@ -328,3 +328,10 @@ def test_usage_with_missing_fields_is_parsed(usage: Any, read: Usage) -> None:
 )
 def test_text_and_reasoning_deltas_are_read_in_any_form(event: bytes, delta: ModelDelta | None) -> None:
     assert read_delta(codec.decode_event(event)) == delta
+
+
+def test_call_ids_of_a_turn_are_unique() -> None:
+    ids = ["a", "a_3", "a", "a_3", ""]
+    output = [{"type": "function_call", "call_id": each, "name": "f", "arguments": "{}"} for each in ids]
+    answer = make_answer({"status": "completed", "output": output})
+    assert len({item["call_id"] for item in answer.output}) == 5

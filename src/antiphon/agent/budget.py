@@ -124,6 +124,8 @@ class StopTimer:
         self._clock = clock
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted: StopReason | None = None
+        self._is_due = False
+        """True if the timer has fired while nothing was awaited. It does not fire again."""
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -131,7 +133,7 @@ class StopTimer:
         """Raise Stop if the run must stop."""
         if self._cancel is not None and self._cancel.is_set():
             raise Stop("cancelled")
-        if self._deadline is not None and self._clock() >= self._deadline:
+        if self._is_due or (self._deadline is not None and self._clock() >= self._deadline):
             raise Stop("deadline")
 
     async def wait(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -176,6 +178,7 @@ class StopTimer:
         self._interrupt("cancelled")
 
     def _interrupt(self, reason: StopReason) -> None:
+        self._is_due |= reason == "deadline"
         if self._waiting is not None and self._interrupted is None:
             self._interrupted = reason
             self._waiting.cancel()

@@ -24,7 +24,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, least in (("turns", 1), ("tool_calls", 0), ("tokens", 1), ("cost", 0), ("seconds", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # also for NaN
                 raise ConfigError(f"The limit '{name}' must be at least {least}.")
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
+from itertools import count
 from typing import Literal, Protocol
 
 import msgspec
@@ -287,12 +288,17 @@ def _make_call_ids_unique(output: list[JsonObject]) -> bool:
             continue
         call_id = str(item.get("call_id") or "")
         if not call_id or call_id in taken:
-            call_id = f"{call_id or 'call'}_{len(taken) + 1}"
+            call_id = _make_new_id(call_id or "call", taken)
             changed = True
         taken.add(call_id)
         item["call_id"] = call_id
         item.setdefault("name", "")
     return changed
+
+
+def _make_new_id(call_id: str, taken: set[str]) -> str:
+    numbered = (f"{call_id}_{number}" for number in count(len(taken) + 1))
+    return next(each for each in numbered if each not in taken)
 
 
 def _choose_include(settings: JsonObject) -> list[str]:

@@ -13,6 +13,7 @@ from antiphon.agent.task import Task
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import ToolInvocation
 
+CONTINUE = "The limit was raised, and tools can be called again. Go on with the task."
 WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."
 
 
@@ -66,6 +67,9 @@ class Steps:
         if pending:
             return End("needs_approval", pending=tuple(pending))
         if state.last_turn_reason:
+            if state.last_turn_reason in ("max_turns", "budget") and self.find_limit() is None:
+                # The run was resumed with a higher limit.
+                return NextTurn(CONTINUE)
             return End(cast(OutcomeKind, state.last_turn_reason), self._parse_last_output())
         step = self._evaluate_answer() if state.turns and not state.calls else NextTurn()
         if isinstance(step, End):
@@ -83,11 +87,16 @@ class Steps:
         limits, state = self._task.limits, self._state
         if not state.turns and not state.usage.total_tokens:
             return None
-        if state.limit_reached:
-            return cast(OutcomeKind, state.limit_reached)
-        if self._budget.is_used_up():
+        if state.limit_reached == "no_progress":
+            return "no_progress"
+        if self._budget.is_used_up() or self._is_call_limit_reached():
             return "budget"
         return "max_turns" if limits.turns is not None and state.turns >= limits.turns else None
+
+    def _is_call_limit_reached(self) -> bool:
+        """Return True if a call was refused because of the limit of calls, and this limit was not raised since."""
+        limit = self._task.limits.tool_calls
+        return self._state.limit_reached == "budget" and limit is not None and self._budget.tool_calls >= limit
 
     def _evaluate_answer(self) -> End | NextTurn:
         """Return the step after a turn without calls."""
