@@ -85,6 +85,31 @@ async def test_unknown_model_fails_the_run() -> None:
     await agent.close()
 
 
+@pytest.mark.usefixtures("settings")
+async def test_agents_share_one_engine_that_the_last_one_closes() -> None:
+    agents = [Agent(model="fake", tools=[look_up]) for _ in range(3)]
+    assert [(await agent.run("The weather?")).text for agent in agents] == ["It is mild."] * 3
+    assert len(find_engines()) == 1
+    for agent in agents[1:]:
+        await agent.close()
+    assert (await agents[0].run("The weather?")).text == "It is mild."
+    del agents[1:]
+    await agents[0].close()
+    assert join_engines() == []
+
+
+async def test_agents_with_other_settings_have_another_engine(settings: Path) -> None:
+    first = Agent(model="fake")
+    assert (await first.run("count")).text == "One."
+    changed = SETTINGS.replace("One.", "Uno.")
+    await asyncio.to_thread(settings.write_text, changed)
+    second = Agent(model="fake")
+    assert ((await second.run("count")).text, len(find_engines())) == ("Uno.", 2)
+    await first.close()
+    await second.close()
+    assert join_engines() == []
+
+
 def find_engines() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "antiphon-engine"]
 

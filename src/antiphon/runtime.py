@@ -4,11 +4,13 @@
 """
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from antiphon.agent import agent
@@ -34,28 +36,28 @@ class Agent(agent.Agent):
 
 
 class InProcessTransport:
-    """A transport with its own engine, which the first request starts.
+    """A transport to an engine in this process, which the first request starts.
 
-    An engine belongs to one event loop, and a model is too large to load it for each: all event loops that use this
-    transport share one engine thread. The engine is closed when the last of them closes the transport.
+    An engine belongs to one event loop, and a model is too large to load it for each: all transports with the same
+    settings, and all event loops that use them, share one engine thread. The engine is closed when the last event loop
+    closes the last transport.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[asyncio.AbstractEventLoop] = set()
-        self._thread: EngineThread | None = None
-        self._closed: Future[None] | None = None
+        self._shared: _SharedEngine | None = None
         self._finalizer: weakref.finalize[..., InProcessTransport] | None = None
 
     async def stream(self, request: dict[str, Any]) -> Events:
         with self._lock:
             self._users = {loop for loop in self._users if not loop.is_closed()} | {asyncio.get_running_loop()}
-            if self._thread is None:
-                self._thread = EngineThread(_build_engine, after=self._closed)
+            if self._shared is None:
+                self._shared = _acquire_engine()
                 # A transport that is never closed must not hold a model for ever.
-                self._finalizer = weakref.finalize(self, self._thread.close)
+                self._finalizer = weakref.finalize(self, self._shared.release_later)
                 self._finalizer.atexit = False
-            reader = _ResponseReader(self._thread, request)
+            reader = _ResponseReader(self._shared.thread, request)
         return await reader.open()
 
     async def close(self) -> None:
@@ -63,12 +65,55 @@ class InProcessTransport:
         with self._lock:
             self._users.discard(asyncio.get_running_loop())
             self._users = {loop for loop in self._users if not loop.is_closed()}
-            if self._users or self._thread is None or self._finalizer is None:
+            if self._users or self._shared is None or self._finalizer is None:
                 return
-            closed = self._closed = self._thread.closed
-            self._thread = None
-            self._finalizer()
-        await asyncio.wrap_future(closed)
+            shared, self._shared = self._shared, None
+            self._finalizer.detach()
+            is_closing = shared.release()
+        if is_closing:
+            await asyncio.wrap_future(shared.thread.closed)
+
+
+class _SharedEngine:
+    """The engine thread of all transports with the same `identity`: the settings, and what they depend on."""
+
+    def __init__(self, identity: object, *, after: Future[None] | None) -> None:
+        self.identity = identity
+        self.thread = EngineThread(_build_engine, after=after)
+        self.user_count = 0
+
+    def release(self) -> bool:
+        """Stop using the engine. Return True if this was the last user, so that it is closed."""
+        with _engines_lock:
+            self.user_count -= 1
+            if self.user_count:
+                return False
+        self.thread.close()
+        return True
+
+    def release_later(self) -> None:
+        """Stop using the engine, from the garbage collector, which may interrupt a holder of the lock."""
+        self.thread.loop.call_soon_threadsafe(self.release)
+
+
+_engines_lock = threading.Lock()
+_engines: list[_SharedEngine] = []
+
+
+def _acquire_engine() -> _SharedEngine:
+    """Return the engine for the current settings, for one more user. Raises ConfigError for invalid settings."""
+    from antiphon.config import environment, load
+
+    # Settings can contain paths relative to the working directory. Threads do not survive a fork.
+    identity = (load(None, environment(), {}), Path.cwd(), os.getpid())
+    with _engines_lock:
+        _engines[:] = [each for each in _engines if each.user_count or not each.thread.closed.done()]
+        equal = [each for each in _engines if each.identity == identity]
+        if not equal or not equal[-1].user_count:
+            equal.append(_SharedEngine(identity, after=equal[-1].thread.closed if equal else None))
+            _engines.append(equal[-1])
+        equal[-1].user_count += 1
+        return equal[-1]
 
 
 class EngineThread:
