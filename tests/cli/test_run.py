@@ -1,5 +1,6 @@
 """`antiphon run` and `antiphon runs`, with a scripted model and tools from a file."""
 
+import asyncio
 import io
 import json
 import re
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from antiphon.cli import runs
 from antiphon.cli.main import main
+from antiphon.store.ledger import SqliteLedger
 
 COMMAND = [sys.executable, "-m", "antiphon"]
 WAIT_SECONDS = 20
@@ -206,12 +209,71 @@ def test_json_option_prints_events_as_lines(run: Run) -> None:
 
 
 def test_limit_ends_the_run_with_exit_4(run: Run) -> None:
-    status, _, error = run("for ever", "--max-turns", "3")
-    assert (status, error) == (4, "antiphon: the run reached a limit: max_turns\n")
-    status, _, error = run("for ever", "--max-tokens", "1")
-    assert (status, error) == (4, "antiphon: the run reached a limit: budget\n")
-    status, _, error = run("hang", "--deadline", "0.2")
-    assert (status, error) == (4, "antiphon: the run reached a limit: deadline\n")
+    def find_message(*arguments: str) -> tuple[int, str]:
+        status, _, error = run(*arguments)
+        return status, re.sub(r"run_\w+", "RUN", error)
+
+    resume = "antiphon: To continue with a higher limit: antiphon run --resume RUN"
+    status, error = find_message("for ever", "--max-turns", "3")
+    assert (status, error) == (4, f"antiphon: the run reached a limit: max_turns\n{resume} --max-turns N\n")
+    status, error = find_message("for ever", "--max-tokens", "1")
+    assert (status, error) == (4, f"antiphon: the run reached a limit: budget\n{resume} --max-tokens N\n")
+    status, error = find_message("hang", "--deadline", "0.2")
+    assert (status, error) == (4, f"antiphon: the run reached a limit: deadline\n{resume} --deadline SECONDS\n")
+
+
+def test_run_at_its_limit_goes_on_with_a_higher_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, error = run("for ever", "--max-turns", "2")
+    run_id = re.findall(r"run_\w+", error)[0]
+    assert status == 4
+    status, answer, _ = run("--resume", run_id, "--max-turns", "6", tools=False)
+    assert (status, answer.startswith("You said: The limit was raised")) == (0, True)
+    assert main(["runs", "show", run_id]) == 0
+    assert capsys.readouterr().out.splitlines()[1][:8] == "4 turns,"
+
+
+def test_live_run_is_only_taken_over_by_force(
+    log: Callable[[], list[str]], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            while "tool.progress" not in (line := process.stdout.readline()):
+                assert line
+            ((run_id, status, _, _),) = list_runs(capsys)
+            assert status == "running"
+            assert main(["runs", "show", run_id]) == 0
+            assert capsys.readouterr().out.splitlines()[0] == f"{run_id}  running"
+            (options,) = home.rglob(f"{run_id}.json")
+            stored = options.read_bytes()
+            assert main(["run", "--resume", run_id, "--max-turns", "99"]) == 1
+            expected = (
+                f"antiphon: Another process is executing the run '{run_id}'. "
+                f"To take it over: antiphon runs resume {run_id} --force\n"
+            )
+            assert (capsys.readouterr().err, options.read_bytes() == stored) == (expected, True)
+            assert main(["runs", "resume", run_id, "--force"]) == 3
+        finally:
+            process.kill()
+    assert log() == ["hang"]
+
+
+def test_runs_of_subagents_do_not_hide_other_runs(
+    run: Run, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("count")
+    (database,) = home.rglob("runs.db")
+    monkeypatch.setattr(runs, "MAX_LISTED", 2)
+
+    async def add() -> None:
+        ledger = SqliteLedger(database)
+        for index in range(9):
+            await ledger.append(f"run_1:1:{index}", 0, b"{}")
+        await ledger.close()
+
+    asyncio.run(add())
+    assert [status for _, status, *_ in list_runs(capsys)] == ["final"]
 
 
 def test_call_runs_once_after_approval_on_resume(run: Run, log: Callable[[], list[str]]) -> None:

@@ -12,7 +12,7 @@ import platform
 import secrets
 from pathlib import Path
 
-from antiphon.ledger import Holder, Ledger, RunTaken
+from antiphon.ledger import Holder, Lease, Ledger, RunTaken
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ async def take_ownership(ledger: Ledger, run_id: str, *, force: bool = False) ->
     """Become the owner of a run. Raises RunTaken if a process executes it, unless `force` is set."""
     lease = await ledger.find_lease(run_id)
     owner = "" if lease is None else lease.owner
-    if lease is not None and owner and lease.seconds_left > 0 and not force and not is_owner_gone(owner):
+    if is_executed(lease) and not force:
         raise RunTaken(
             run_id,
             f"Another process is executing the run '{run_id}'. Resume it with force to take it over.",
@@ -92,6 +92,11 @@ async def take_ownership(ledger: Ledger, run_id: str, *, force: bool = False) ->
     if not await ledger.hold(run_id, new_owner, LEASE_SECONDS, instead_of=owner):
         raise RunTaken(run_id)
     return Ownership(ledger, run_id, new_owner, idle_seconds=0.0 if lease is None else lease.idle_seconds)
+
+
+def is_executed(lease: Lease | None) -> bool:
+    """Return True if a process that has not ended holds this lease."""
+    return lease is not None and bool(lease.owner) and lease.seconds_left > 0 and not is_owner_gone(lease.owner)
 
 
 def is_owner_gone(owner: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from antiphon.agent.agent import Agent
 from antiphon.agent.journal import load
 from antiphon.agent.outcome import Outcome, RunEvents, read_outcome
+from antiphon.agent.ownership import is_executed
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
@@ -26,7 +27,7 @@ from antiphon.cli.settings import load_settings, read_secret
 from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
-from antiphon.ledger import Ledger
+from antiphon.ledger import Ledger, RunTaken
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolInvocation
 from antiphon.tools.loading import load_tools
@@ -94,11 +95,13 @@ class _RunSession:
         return outcome
 
     async def _run_agent(self, agent: Agent, ledger: Ledger) -> Outcome:
-        task = _read_task(self._options.task) if self._resumed_id is None else ""
-        save_run_options(self._settings, self._run_id, self._options)
         if self._resumed_id is None:
+            task = _read_task(self._options.task)
+            save_run_options(self._settings, self._run_id, self._options)
             events = agent.run_stream(task, durable=ledger, run_id=self._run_id, cancel=self._cancel)
         else:
+            await self._refuse_live_run(ledger)
+            save_run_options(self._settings, self._run_id, self._options)
             events = agent.resume_stream(self._run_id, durable=ledger, force=self._force, cancel=self._cancel)
         outcome = await self._show_events(events)
         while outcome.kind == "needs_approval":
@@ -109,6 +112,15 @@ class _RunSession:
             events = agent.resume_stream(self._run_id, approvals=approvals, durable=ledger, cancel=self._cancel)
             outcome = await self._show_events(events)
         return outcome
+
+    async def _refuse_live_run(self, ledger: Ledger) -> None:
+        """Raise RunTaken if a process executes the run. Its options must not be replaced."""
+        if not self._force and is_executed(await ledger.find_lease(self._run_id)):
+            raise RunTaken(
+                self._run_id,
+                f"Another process is executing the run '{self._run_id}'. To take it over: "
+                f"antiphon runs resume {self._run_id} --force",
+            )
 
     async def _show_events(self, events: RunEvents) -> Outcome:
         loop = asyncio.get_running_loop()

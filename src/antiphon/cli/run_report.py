@@ -26,6 +26,9 @@ from antiphon.tools.base import ToolInvocation
 
 _MAX_LINE_LENGTH = 160
 
+# The options that raise a limit.
+_LIMIT_OPTIONS = {"max_turns": " --max-turns N", "budget": " --max-tokens N", "deadline": " --deadline SECONDS"}
+
 
 class JsonReport:
     """Prints every event as a line of JSON to standard output."""
@@ -117,6 +120,7 @@ def describe_end(outcome: Outcome, *, config: str | None) -> list[str]:
     resume = f"antiphon runs resume {outcome.run_id}"
     if config is not None:
         resume += f" --config {shlex.quote(config)}"
+    raised = resume.replace("runs resume", "run --resume") + _LIMIT_OPTIONS.get(outcome.kind, "")
     match outcome.kind:
         case "needs_approval":
             pending = [f"  {call.call_id}  {describe_call(call)}" for call in outcome.pending]
@@ -133,5 +137,9 @@ def describe_end(outcome: Outcome, *, config: str | None) -> list[str]:
             return [f"the run failed: {reason}", f"To continue: {resume}"]
         case "final" | "decision":
             return []
+        case "incomplete":
+            return ["the answer was cut off by a limit of its length"]
+        case "no_progress":
+            return ["the run was stopped because the model repeated a call or gave no answer"]
         case _:
-            return [f"the run reached a limit: {outcome.kind}"]
+            return [f"the run reached a limit: {outcome.kind}", f"To continue with a higher limit: {raised}"]

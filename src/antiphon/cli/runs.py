@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from antiphon.agent.history import join_text
 from antiphon.agent.journal import Journal, load
-from antiphon.agent.ownership import is_owner_gone
+from antiphon.agent.ownership import is_executed
 from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.cli.run_report import as_text, describe_call, shorten
@@ -26,8 +26,8 @@ def run(arguments: Namespace) -> int:
         return run_command.run(Namespace(**vars(arguments) | {"resume": arguments.id}))
     path = load_settings(arguments).data_dir / LEDGER_FILE
     if arguments.action == "show":
-        journal = asyncio.run(_load(SqliteLedger(path), arguments.id))
-        print("\n".join(describe_run(journal)))
+        journal, status = asyncio.run(_load(SqliteLedger(path), arguments.id))
+        print("\n".join(describe_run(journal, status)))
         return 0
     runs = asyncio.run(_list(SqliteLedger(path))) if path.exists() else []
     for line in describe_list(runs):
@@ -40,18 +40,30 @@ def run(arguments: Namespace) -> int:
 
 
 async def _list(ledger: SqliteLedger) -> list[RunSummary]:
+    """Return the newest runs without those of subagents, which belong to the run of their parent."""
+    limit = MAX_LISTED
     try:
-        # Runs of subagents, whose ids contain a colon, belong to the run of their parent and are not listed.
-        return [each for each in await ledger.runs(limit=MAX_LISTED) if ":" not in each.run_id]
+        while True:
+            runs = await ledger.runs(limit=limit)
+            # The ids of subagents' runs contain a colon.
+            own = [each for each in runs if ":" not in each.run_id][:MAX_LISTED]
+            if len(own) == MAX_LISTED or len(runs) < limit:
+                return own
+            limit *= 4
     finally:
         await ledger.close()
 
 
-async def _load(ledger: SqliteLedger, run_id: str) -> Journal:
+async def _load(ledger: SqliteLedger, run_id: str) -> tuple[Journal, str]:
+    """Return a run and its status."""
     try:
-        return await load(run_id, ledger)
+        journal, lease = await load(run_id, ledger), await ledger.find_lease(run_id)
     finally:
         await ledger.close()
+    ended = journal.state.ended
+    if ended is not None:
+        return journal, ended.kind
+    return journal, "running" if is_executed(lease) else "interrupted"
 
 
 def describe_list(runs: Sequence[RunSummary]) -> list[str]:
@@ -67,15 +79,12 @@ def find_status(run: RunSummary) -> str:
     """Return the status of a run. One that no process executes any more is "interrupted"."""
     if run.status != "running":
         return run.status
-    lease = run.lease
-    is_executed = lease is not None and lease.seconds_left > 0 and not is_owner_gone(lease.owner)
-    return "running" if is_executed else "interrupted"
+    return "running" if is_executed(run.lease) else "interrupted"
 
 
-def describe_run(journal: Journal) -> list[str]:
+def describe_run(journal: Journal, status: str) -> list[str]:
     """Return the status, the totals, the messages and the tool calls of a run, as lines."""
     state = journal.state
-    status = state.ended.kind if state.ended is not None else "not ended"
     lines = [
         f"{journal.run_id}  {status}",
         f"{state.turns} turns, {state.tool_calls} calls, {state.usage.total_tokens:,} tokens",
