@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,28 @@ def test_half_sent_bodies_stay_within_the_budget(victim: StartVictim, declared: 
     large = json.dumps(REQUEST | {"input": "x" * 8 * MB}).encode()
     assert server.ask("POST", "/v1/responses", large).status == 200, "the budget is free again"
     assert server.rss_mb() < before + 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_large_requests_of_clients_that_do_not_read_stay_within_the_budget(victim: StartVictim, stream: bool) -> None:
+    """The response repeats the instructions, so each such request is in memory three times."""
+    server = victim(script={"default": "Hello."}, store="memory:", max_body_bytes=16 * MB, body_budget_bytes=32 * MB)
+    body = json.dumps(REQUEST | {"instructions": "x" * 8 * MB, "store": False, "stream": stream}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    statuses = []
+    with ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(server.connect())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(head + body)
+            statuses.append(client.recv(12))
+        assert server.ask("POST", "/v1/responses", REQUEST).status == 200
+    assert statuses.count(b"HTTP/1.1 503") >= 15
+    assert b"HTTP/1.1 200" in statuses
+    assert server.peak_mb() < 250
+    ended = time.monotonic() + TIMEOUT
+    while server.ask("POST", "/v1/responses", body).status == 503:  # until the server has noticed the disconnects
+        assert time.monotonic() < ended
 
 
 def test_announced_bodies_take_nothing_from_the_budget(victim: StartVictim) -> None:

@@ -228,3 +228,35 @@ def test_messages_of_a_client_that_does_not_read_stay_within_the_budget(server: 
             flood(client, make_frame(TEXT, b" " * 14 * MB))
         assert server.ask("GET", "/healthz").status == 200
     assert server.peak_mb() < 250
+
+
+def test_large_requests_of_clients_that_do_not_read_share_the_budget(server: Victim) -> None:
+    """The events repeat the instructions, so each such request is in memory several times."""
+    server.reset_peak()
+    fields = {"model": "scripted", "input": "hi", "instructions": "x" * 12 * MB, "store": False}
+    frame = make_frame(TEXT, json.dumps({"type": "response.create"} | fields).encode())
+    with ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(connect(server))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            flood(client, frame)
+            client.recv(100)
+        assert server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
+    assert server.peak_mb() < 400
+
+
+def test_responses_in_the_memory_of_idle_connections_give_way(server: Victim) -> None:
+    server.reset_peak()
+    before = server.rss_mb()
+    fields = {"model": "scripted", "input": "x" * 12 * MB, "store": False}
+    frame = make_frame(TEXT, json.dumps({"type": "response.create"} | fields).encode())
+    with ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(connect(server))
+            client.sendall(frame)
+            received = b""
+            while b'"type":"response.completed"' not in received:
+                part = client.recv(65536)
+                assert part, received
+                received += part
+        assert server.rss_mb() < before + 150

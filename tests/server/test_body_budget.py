@@ -1,13 +1,14 @@
-"""The budget for incomplete bodies."""
+"""The budget for request bodies."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from antiphon.errors import Unavailable
 from antiphon.server import body_budget
-from antiphon.server.body_budget import FREE_BYTES, BodyBudget
+from antiphon.server.body_budget import FREE_BYTES, BodyBudget, BodyDropped
 from antiphon.server.http import HttpRequest, Message, read_body
 
 
@@ -129,3 +130,37 @@ async def test_cancelled_read_returns_its_share(make_channel: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert budget.used == 0
+
+
+async def test_body_counts_until_its_request_is_answered(make_channel: Any) -> None:
+    request: HttpRequest = make_channel(chunk(b"x" * 100_000), chunk(b"x" * 200_000, more=False)).make_request()
+    request.body_budget = budget = BodyBudget(10**6)
+    assert len(await read_body(request, 10**6)) == 300_000
+    assert budget.used == 300_000 - FREE_BYTES
+    request.release_body()
+    assert budget.used == 0
+
+
+async def test_body_that_arrives_at_once_counts_too(make_channel: Any) -> None:
+    request: HttpRequest = make_channel(chunk(b"x" * 100_000, more=False)).make_request()
+    request.body_budget = budget = BodyBudget(10**6)
+    await read_body(request, 10**6)
+    assert budget.used == 100_000 - FREE_BYTES
+
+
+@pytest.mark.parametrize("sent", [0, 400_000])
+async def test_body_of_a_slow_reader_gives_way_to_another(monkeypatch: pytest.MonkeyPatch, sent: int) -> None:
+    """A body for which the server works does not, and neither does one whose client reads fast enough."""
+    now = 0.0
+    monkeypatch.setattr(body_budget.time, "monotonic", lambda: now)
+    budget = BodyBudget(1_000_000)
+    working, reading, other = budget.open(), budget.open(), budget.open()
+    assert working.resize(FREE_BYTES + 500_000)
+    assert reading.resize(FREE_BYTES + 500_000)
+    counts = iter([0])
+    outcome = contextlib.nullcontext() if sent else pytest.raises(BodyDropped)
+    with outcome, reading.sending(lambda: next(counts, sent)):
+        now = 6.0
+        assert other.resize(FREE_BYTES + 1000) is not bool(sent)
+        await asyncio.sleep(0)
+    assert (reading.dropped, working.dropped) == (not sent, False)

@@ -67,6 +67,7 @@ class App:
         except Exception as error:
             await self._respond_error(http_request, error)
         finally:
+            http_request.release_body()
             log_http_request(http_request)
 
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:

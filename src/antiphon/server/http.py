@@ -12,7 +12,7 @@ from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.offload import is_large, run_in_thread
 from antiphon.protocol import codec
-from antiphon.server.body_budget import BodyBudget
+from antiphon.server.body_budget import FREE_BYTES, BodyBudget, BodyDropped, BodyShare
 from antiphon.server.error_response import encode_error_body
 from antiphon.server.response_body import SharedBody
 
@@ -74,6 +74,7 @@ class HttpRequest:
         "_write_body",
         "_writing",
         "body_budget",
+        "body_share",
         "bytes_sent",
         "error_code",
         "extra_headers",
@@ -99,6 +100,7 @@ class HttpRequest:
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         self.started_at = time.perf_counter()
         self.body_budget = body_budget
+        self.body_share: BodyShare | None = None  # only of a large body
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.raw_path: bytes | None = scope.get("raw_path")
@@ -136,6 +138,12 @@ class HttpRequest:
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.started_at) * 1000
 
+    def release_body(self) -> None:
+        """Return the share of the budget that the body takes. The request has been answered."""
+        if self.body_share is not None:
+            self.body_share.close()
+            self.body_share = None
+
     def warn_ignored(self, names: Sequence[str]) -> None:
         """Add a warning that these fields or parameters were ignored."""
         if names:
@@ -171,7 +179,7 @@ class HttpRequest:
         # The response to HEAD states the length of the body that GET would get.
         if self.method == "HEAD":
             body = b""
-        await (self._send_body if len(body) <= _STEP_BYTES else self._send_in_steps)(body, more=False)
+        await self._send_whole(body, more=False)
 
     async def respond_in_parts(self, body: SharedBody) -> None:
         """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
@@ -190,7 +198,7 @@ class HttpRequest:
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
         self._writing = True
-        await (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=True)
+        await self._send_whole(chunk, more=True)
         self._writing = False
 
     def write_now(self, chunk: bytes) -> bool:
@@ -215,7 +223,7 @@ class HttpRequest:
             await self._keepalive_task
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
-        await (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=False)
+        await self._send_whole(chunk, more=False)
 
     @property
     def is_writing(self) -> bool:
@@ -240,9 +248,23 @@ class HttpRequest:
         self.bytes_sent += len(chunk)
         return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
+    def _send_whole(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
+        """Send a part of the body of any size."""
+        if self.body_share is not None:
+            return self._send_droppable(self.body_share, chunk, more=more)
+        return (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=more)
+
+    async def _send_droppable(self, share: BodyShare, chunk: bytes, *, more: bool) -> None:
+        """Send the response to a large request. If the client reads slowly, others may need the memory."""
+        try:
+            with share.sending(lambda: self.bytes_sent):
+                await self._send_in_steps(chunk, more=more)
+        except BodyDropped:
+            raise ClientDisconnected from None
+
     async def _send_in_steps(self, chunk: bytes, *, more: bool) -> None:
         """Send a large part of the body in steps. The socket takes a part at once, which is long for a large one."""
-        for start in range(0, len(chunk), _STEP_BYTES):
+        for start in range(0, len(chunk) or 1, _STEP_BYTES):
             end = start + _STEP_BYTES
             await self._send_body(chunk[start:end], more=more or end < len(chunk))
 
@@ -319,7 +341,7 @@ async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     """Return the whole body.
 
     Raises BodyTooLarge as soon as the declared or the received length exceeds the limit, and Unavailable if the budget
-    for incomplete bodies is exhausted.
+    for bodies is exhausted. A large body takes its share of the budget until `HttpRequest.release_body`.
     """
     declared = _check_headers(http_request.headers, limit)
     budget = http_request.body_budget
@@ -328,30 +350,35 @@ async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     first, more = await _receive_body(http_request)
     if len(first) > limit:
         raise _too_large(limit)
-    return await _read_rest(http_request, bytearray(first), limit) if more else first
+    return (
+        await _read_rest(http_request, bytearray(first), limit, more=more) if more or len(first) > FREE_BYTES else first
+    )
 
 
-async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int) -> bytes:
+async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *, more: bool) -> bytes:
     task = asyncio.current_task()
     assert task is not None
     budget = http_request.body_budget or BodyBudget(limit)
-    share = budget.open(task.cancel)
+    share = http_request.body_share = budget.open(task.cancel)
     try:
-        more = True
-        while more:
+        while True:
             if not share.resize(len(whole)):
                 raise budget.make_error()
+            if not more:
+                break
             body, more = await _receive_body(http_request)
             if len(whole) + len(body) > limit:
                 raise _too_large(limit)
             whole += body
-    except asyncio.CancelledError:
-        if not share.dropped:
+    except BaseException as error:
+        http_request.release_body()
+        if not isinstance(error, asyncio.CancelledError) or not share.dropped:
             raise
         task.uncancel()
         raise budget.make_error() from None
-    finally:
-        share.close()
+    share.hold()
+    if not share.counted:  # a small body that arrived in parts
+        http_request.release_body()
     return bytes(whole)
 
 

@@ -90,7 +90,7 @@ class Session:
             size=size,
         )
         self._latest[lane] = response.id
-        while len(self._responses) > self._max_responses or self._measure() > self._max_bytes:
+        while len(self._responses) > self._max_responses or self.measure() > self._max_bytes:
             self.forget(
                 next((each for each in self._responses if not self._is_latest(each)), next(iter(self._responses)))
             )
@@ -101,10 +101,15 @@ class Session:
         if removed is not None and self._latest.get(removed.lane) == response_id:
             del self._latest[removed.lane]
 
+    def clear(self) -> None:
+        """Remove all responses."""
+        self._responses.clear()
+        self._latest.clear()
+
     def _is_latest(self, response_id: str) -> bool:
         return self._latest.get(self._responses[response_id].lane) == response_id
 
-    def _measure(self) -> int:
+    def measure(self) -> int:
         """Return the total size. A response shares the items of those it continues, so only chain ends count."""
         continued = {each.previous for each in self._responses.values()}
         return sum(each.size for each in self._responses.values() if each.id not in continued)

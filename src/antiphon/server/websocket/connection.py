@@ -51,10 +51,11 @@ class WebSocketConnection:
             with suppress(ClientDisconnected):
                 while (message := await self._state.socket.read()) is not None:
                     await self._handle_message(message)
+                    del message  # not held while the next one is awaited
         finally:
             expiry.cancel()
             await self._stop()
-            self._state.waiting_bytes.close()
+            self._state.close_shares()
 
     def close_gracefully(self, error: AntiphonError, *, send_error: bool = False) -> None:
         """Refuse new requests with this error, let the running ones end, and close.
@@ -160,7 +161,7 @@ class WebSocketConnection:
         try:
             _check_parameters(request)
         except AntiphonError as error:
-            self._state.release_waiting(size)
+            self._state.release_request(size)
             self._state.session.forget(request.previous_response_id)
             await self._state.write_error(error, _check_stream_id(request.stream_id))
             return
@@ -181,7 +182,7 @@ class WebSocketConnection:
                 f"{len(waiting)} requests are waiting on this connection: wait until some of them end.",
                 code="too_many_waiting_requests",
             )
-        self._state.hold_waiting(size)
+        self._state.hold_request(size)
 
     def _remove_lane(self, lane: Lane) -> None:
         """Remove an idle lane. It is made again when it is needed."""

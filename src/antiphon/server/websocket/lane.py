@@ -84,7 +84,8 @@ class Lane:
     async def refuse_waiting(self, error: AntiphonError) -> None:
         """Refuse all queued requests with this error."""
         while self._queue:
-            queued = self._take_next()
+            queued = self._queue.popleft()
+            self._state.release_request(queued.size)
             await self._refuse(queued, error, self._state.start_access_line())
 
     async def steer(self, run: Run, steer: QueuedSteer) -> None:
@@ -102,17 +103,17 @@ class Lane:
         try:
             with suppress(ClientDisconnected):
                 while self._queue:
-                    await self._serve(self._take_next())
+                    queued = self._queue.popleft()
+                    try:
+                        await self._serve(queued)
+                    finally:
+                        self._state.release_request(queued.size)
+                        self._state.hold_session()
         finally:
             self.task = None
             if self._keepalive_task is not None:
                 self._keepalive_task.cancel()
             self._on_idle(self)
-
-    def _take_next(self) -> LaneRequest:
-        queued = self._queue.popleft()
-        self._state.release_waiting(queued.size)
-        return queued
 
     async def _serve(self, queued: LaneRequest) -> None:
         steers = await self._state.take_pending_steers(queued.request.previous_response_id)

@@ -1,6 +1,7 @@
 """A WebSocket over ASGI, and the upgrade request that opens it."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from antiphon.server.body_budget import BodyBudget
@@ -25,7 +26,7 @@ class WebSocket:
     reads slowly.
     """
 
-    __slots__ = ("_abort", "_lock", "_receive", "_send", "_wait", "_write_now", "_writers")
+    __slots__ = ("_abort", "_lock", "_receive", "_send", "_stalled_at", "_wait", "_write_now", "_writers")
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class WebSocket:
         self._lock = asyncio.Lock()
         # The lock alone does not show waiting writers: it is free for a moment between two of them.
         self._writers = 0
+        self._stalled_at = 0.0
 
     async def accept(self, headers: list[tuple[bytes, bytes]]) -> None:
         await self._receive()
@@ -61,13 +63,13 @@ class WebSocket:
         """Send each line as a message. Raises ClientDisconnected."""
         if self.write_now(lines):
             return
-        self._writers += 1
+        self._start_waiting()
         try:
             async with self._lock:
                 for line in lines:
                     await self._send_message({"type": "websocket.send", "text": line.decode()})
         finally:
-            self._writers -= 1
+            self._end_waiting()
 
     def write_now(self, lines: Sequence[bytes]) -> bool:
         """Send the lines if that needs no waiting, and return True if they were sent.
@@ -79,11 +81,24 @@ class WebSocket:
     async def wait_until_writable(self) -> None:
         """Wait while data waits for the client to read, if the ASGI server can tell."""
         if self._wait is not None:
-            self._writers += 1
+            self._start_waiting()
             try:
                 await self._wait()
             finally:
-                self._writers -= 1
+                self._end_waiting()
+
+    def _start_waiting(self) -> None:
+        if not self._writers:
+            self._stalled_at = time.monotonic()
+        self._writers += 1
+
+    def _end_waiting(self) -> None:
+        self._writers -= 1
+        self._stalled_at = time.monotonic()
+
+    def compute_stall(self) -> float:
+        """Return the seconds for which a message has waited for the client to read, or 0 if none waits."""
+        return time.monotonic() - self._stalled_at if self._writers else 0.0
 
     @property
     def is_writing(self) -> bool:
@@ -91,11 +106,11 @@ class WebSocket:
         return self._writers > 0
 
     async def close(self, code: int) -> None:
-        self._writers += 1
+        self._start_waiting()
         try:
             await self._send_message({"type": "websocket.close", "code": code})
         finally:
-            self._writers -= 1
+            self._end_waiting()
 
     def abort(self) -> None:
         """End the connection at once, if the ASGI server can. The client does not read."""

@@ -19,6 +19,8 @@ from antiphon.server.websocket.socket import UpgradeRequest
 from antiphon.server.websocket.steering import QueuedSteer
 
 _MAX_ENDED = 64
+# If the budget for bodies is exhausted, a client that has not read for so long loses its connection.
+_MAX_STALL_SECONDS = 30.0
 
 
 class ConnectionState:
@@ -28,7 +30,9 @@ class ConnectionState:
     `pending_steers`: steering input that waits for the outputs of the response's tool calls.
     `unsettled`: steered responses that have not ended. The event is set when their steering input has been queued,
     stored as pending, or returned.
-    `waiting_bytes` is the share of the budget for request bodies that the queued requests take.
+    `request_share` is the share of the budget for request bodies that the queued and the served requests take. It is
+    dropped, with the connection, if the client has not read for a while. `session_share` is that of the responses in
+    the session. They are forgotten if others need it: a cache gives way to requests.
     """
 
     __slots__ = (
@@ -38,11 +42,12 @@ class ConnectionState:
         "engine",
         "keepalive",
         "pending_steers",
+        "request_share",
         "session",
+        "session_share",
         "socket",
         "unsettled",
         "upgrade",
-        "waiting_bytes",
     )
 
     def __init__(
@@ -56,10 +61,11 @@ class ConnectionState:
     ) -> None:
         self.dialect = choose_dialect(upgrade.headers, compat)
         self.body_budget = upgrade.body_budget or BodyBudget(max_bytes)
-        self.waiting_bytes = self.body_budget.open()
         self.engine = engine
         self.upgrade = upgrade
         self.socket = upgrade.socket
+        self.request_share = self.body_budget.open(self.socket.abort, is_slow=self._is_stalled)
+        self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
         self.keepalive = keepalive
         self.session = Session(max_bytes=max_bytes)
         self.ended: dict[str, str] = {}
@@ -70,13 +76,29 @@ class ConnectionState:
     def project(self) -> str:
         return self.upgrade.project
 
-    def hold_waiting(self, size: int) -> None:
-        """Count the bytes of a request that waits. Raises Unavailable if the budget for bodies is exhausted."""
-        if not self.waiting_bytes.resize(self.waiting_bytes.size + size):
+    def hold_request(self, size: int) -> None:
+        """Count the bytes of a request until it has ended. Raises Unavailable if the budget for bodies is exhausted."""
+        if not self.request_share.resize(self.request_share.size + size):
             raise self.body_budget.make_error()
 
-    def release_waiting(self, size: int) -> None:
-        self.waiting_bytes.resize(self.waiting_bytes.size - size)
+    def release_request(self, size: int) -> None:
+        self.request_share.resize(self.request_share.size - size)
+
+    def hold_session(self) -> None:
+        """Count the bytes of the responses in the session. Forget them if the budget for bodies is exhausted."""
+        if not self.session_share.resize(self.session.measure()):
+            self.session.clear()
+
+    def close_shares(self) -> None:
+        self.request_share.close()
+        self.session_share.close()
+
+    def _drop_session(self) -> None:
+        self.session.clear()
+        self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
+
+    def _is_stalled(self) -> bool:
+        return self.socket.compute_stall() > _MAX_STALL_SECONDS
 
     async def write(self, lines: list[bytes]) -> int:
         """Send messages and return their size in bytes."""

@@ -209,10 +209,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_text(self, event: Frame) -> None:
         self._start_message()
         super().handle_text(event)
+        event.data = b""  # the parser holds the event until the next one
 
     def handle_bytes(self, event: Frame) -> None:
         self._start_message()
         super().handle_bytes(event)
+        event.data = b""
 
     def _start_message(self) -> None:
         self._has_received = True
@@ -230,6 +232,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 return
         # A message may have many frames. A list of small frames would take far more memory than their data.
         self._continuation += event.data
+        event.data = b""
         if event.fin:
             self.frames.append(bytes(self._continuation))
             self._continuation = bytearray()
