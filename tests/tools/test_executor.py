@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import sys
 import threading
 from typing import Any
@@ -12,7 +13,8 @@ import msgspec
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
 from antiphon.tools.executor import Executor, make_error_result
 from antiphon.tools.function import tool
 
@@ -318,3 +320,45 @@ async def test_generator_exit_of_a_tool_is_an_error_result() -> None:
     result = await execute(stop)
     assert result.is_error
     assert "GeneratorExit" in str(result.output)
+
+
+@pytest.mark.parametrize(
+    ("value", "output"),
+    [(math.nan, '"NaN"'), ({"a": [math.inf, -math.inf, None, 1.5]}, '{"a":["Infinity","-Infinity",null,1.5]}')],
+)
+async def test_floats_without_a_json_form_are_named(value: Any, output: str) -> None:
+    @tool
+    def compute() -> Any:
+        """Compute."""
+        return value
+
+    assert (await execute(compute)).output == output
+
+
+async def test_content_parts_are_as_the_journal_stores_them() -> None:
+    @tool
+    def draw() -> ToolResult:
+        """Draw."""
+        return ToolResult([{"type": "input_text", "text": "a", "score": math.nan}])
+
+    assert (await execute(draw)).output == [{"type": "input_text", "text": "a", "score": None}]
+
+
+@pytest.mark.parametrize("cost", [math.nan, math.inf, -1.0])
+async def test_invalid_cost_of_a_tool_does_not_disable_the_limits(cost: float) -> None:
+    @tool
+    def consult() -> ToolResult:
+        """Consult."""
+        return ToolResult("ok", spent=UsageCost(Usage(1, 1, 2), cost), tool_calls=-7)
+
+    result = await execute(consult)
+    assert (result.spent, result.tool_calls) == (UsageCost(Usage(1, 1, 2), None), 0)
+
+
+async def test_negative_usage_of_a_tool_is_ignored() -> None:
+    @tool
+    def consult() -> ToolResult:
+        """Consult."""
+        return ToolResult("ok", spent=UsageCost(Usage(-1000, 1, -999), 1.0))
+
+    assert (await execute(consult)).spent is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
@@ -185,11 +186,27 @@ def _validate_result(result: object) -> ToolResult:
         result = msgspec.convert(msgspec.to_builtins(result), ToolResult)
     except msgspec.ValidationError as error:
         raise TypeError(f"the tool returned an invalid ToolResult: {error}") from None
+    result = _correct_spent(result)
     try:
-        msgspec.json.encode(result.output)
+        encoded = msgspec.json.encode(result.output)
     except UnicodeEncodeError:
         return msgspec.structs.replace(result, output=replace_surrogates(str(result.output)))
-    return result
+    if isinstance(result.output, str):
+        return result
+    # The history must be equal to that of a resumed run. JSON has no NaN, for example.
+    return msgspec.structs.replace(result, output=msgspec.json.decode(encoded))
+
+
+def _correct_spent(result: ToolResult) -> ToolResult:
+    """Return the result without a usage or cost that would make the limits of the run ineffective."""
+    spent = result.spent
+    if spent is not None and spent.cost is not None and not 0 <= spent.cost < math.inf:
+        logger.warning("a tool returned the cost %s: the prices of the run are used instead", spent.cost)
+        spent = msgspec.structs.replace(spent, cost=None)
+    if spent is not None and min(spent.usage.input_tokens, spent.usage.output_tokens, spent.usage.total_tokens) < 0:
+        logger.warning("a tool returned a negative usage, which is ignored")
+        spent = None
+    return msgspec.structs.replace(result, spent=spent, tool_calls=max(0, result.tool_calls))
 
 
 def _describe_exception(error: BaseException) -> str:

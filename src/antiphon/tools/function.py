@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import math
 import re
 import threading
 import typing
@@ -68,7 +69,24 @@ def make_result(value: Any) -> ToolResult:
         return ToolResult(value)
     if hasattr(value, "model_dump_json"):
         return ToolResult(value.model_dump_json())
-    return ToolResult(msgspec.json.encode(value, enc_hook=_encode_pydantic).decode())
+    encoded = msgspec.json.encode(value, enc_hook=_encode_pydantic)
+    if b"null" in encoded:
+        # The value may contain NaN or an infinity, which JSON lacks. The model must not read them as a missing value.
+        encoded = msgspec.json.encode(
+            _name_floats(msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_pydantic))
+        )
+    return ToolResult(encoded.decode())
+
+
+def _name_floats(value: Any) -> Any:
+    """Replace the floats that JSON lacks by their names."""
+    if isinstance(value, dict):
+        return {name: _name_floats(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name_floats(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _encode_pydantic(value: Any) -> Any:
