@@ -27,6 +27,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite import files
 from antiphon.stream import sse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Finish, Text, TokenUsage
@@ -112,6 +113,8 @@ async def run_commands(server: uvicorn.Server, counter: Counter, control: socket
 def main(kind: str, control_file: str, config: str, port: str) -> int:
     counter = make_counter(kind, Path(config).parent)
     gc.disable()
+    # This check of the files works on a clock. At the speed of a counted process it would run with every request.
+    files.CHECK_SECONDS = 3600
     control = socket.socket(fileno=int(control_file))
     uvicorn.Server.main_loop = lambda server: run_commands(server, counter, control)  # type: ignore[method-assign]
     return run_antiphon(["serve", "--config", config, "--host", HOST, "--port", port])
