@@ -21,7 +21,7 @@ from antiphon.turn_queue import TurnQueue
 from antiphon.upstream.client import UpstreamClient, WriteRequest
 from antiphon.upstream.delta_stream import Reader
 from antiphon.upstream.error_mapping import REFUSED
-from antiphon.upstream.media_urls import check_media_urls
+from antiphon.upstream.media_urls import check_media_urls, has_media
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
 from antiphon.upstream.usage import MAX_COUNT
@@ -206,7 +206,7 @@ class UpstreamBackend:
         if offload.is_large():
             await offload.run(check_media_urls, turn.items, turn.outbound)
             write = await _write_off_loop(write, is_stream=turn.streamed)
-        else:
+        elif has_media(turn.items):
             check_media_urls(turn.items, turn.outbound)
         if not turn.streamed:
             return await self.upstream.request_whole(

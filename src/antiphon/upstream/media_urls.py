@@ -1,13 +1,12 @@
 """The URLs of images, files and videos in a turn. An upstream fetches them, so they must be public."""
 
-import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from antiphon.protocol.content import ComputerScreenshot, InputFile, InputImage, InputVideo
-from antiphon.protocol.items import Item
+from antiphon.protocol.content import ComputerScreenshot, InputAudio, InputFile, InputImage, InputVideo
+from antiphon.protocol.items import Item, Message
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.addresses import OutboundRules
 
@@ -19,7 +18,30 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     InputFile: ("file_url", "file_data"),
     InputVideo: ("video_url",),
 }
+# Types of parts that may have a URL. The content of an unknown part is not known.
 _PART_TYPES = frozenset({*_FIELDS, Unknown})
+_MEDIA_TYPES = _PART_TYPES | {InputAudio}
+# The field of an item with parts, or with a single part.
+_PART_FIELDS: dict[type, str] = {
+    kind: field for kind in get_args(Item) for field in ("content", "output") if field in kind.__struct_fields__
+}
+_NO_PARTS = frozenset({str, type(None)})
+
+
+def has_media(items: Iterable[Item | Unknown]) -> bool:
+    """Return True if an item may have an image, a file, audio or video. This check is much faster than the others."""
+    for item in items:
+        if type(item) is Message:
+            if type(item.content) is list:
+                for part in item.content:
+                    if type(part) in _MEDIA_TYPES:
+                        return True
+        elif type(item) in _PART_FIELDS:
+            if type(getattr(item, _PART_FIELDS[type(item)])) not in _NO_PARTS:
+                return True
+        elif type(item) is Unknown:
+            return True
+    return False
 
 
 def check_media_urls(items: Iterable[Item | Unknown], rules: OutboundRules) -> None:
@@ -28,21 +50,14 @@ def check_media_urls(items: Iterable[Item | Unknown], rules: OutboundRules) -> N
         if type(item) is Unknown:
             _check_unknown(item, rules, f"input[{index}]")
             continue
-        kind: Any = type(item)
-        for field in _list_fields(kind):
-            parts = getattr(item, field)
-            if type(parts) is list:
-                if not _PART_TYPES.isdisjoint(map(type, parts)):
-                    for number, part in enumerate(parts):
-                        _check_part(part, rules, f"input[{index}].{field}[{number}]")
-            elif parts is not None and type(parts) is not str:
-                _check_part(parts, rules, f"input[{index}].{field}")
-
-
-@functools.cache
-def _list_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of an item type that may have parts."""
-    return tuple(name for name in ("content", "output") if name in kind.__struct_fields__)
+        field = _PART_FIELDS.get(type(item), "")
+        parts = getattr(item, field, None)
+        if type(parts) is list:
+            if not _PART_TYPES.isdisjoint(map(type, parts)):
+                for number, part in enumerate(parts):
+                    _check_part(part, rules, f"input[{index}].{field}[{number}]")
+        elif type(parts) in _PART_TYPES:
+            _check_part(parts, rules, f"input[{index}].{field}")
 
 
 def _check_part(part: Any, rules: OutboundRules, path: str) -> None:

@@ -135,11 +135,6 @@ _REQUIRED_CAPABILITIES: tuple[tuple[str, Callable[[CreateRequest], bool], str], 
 )
 
 
-def has_media(messages: Sequence[Message]) -> bool:
-    """Return True if any of the messages has images, files, audio or video."""
-    return not _MEDIA.keys().isdisjoint({type(part) for message in messages for part in message.content})
-
-
 def check_media(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
     """Raise on images, files, audio or video among the new items that are malformed or that the model cannot read."""
     for index, item in enumerate(items):

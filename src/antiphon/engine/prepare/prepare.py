@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from typing import cast
 
 import msgspec
 
@@ -27,7 +26,6 @@ from antiphon.engine.prepare.parameters import (
     check_configuration_updates,
     check_media,
     check_parameters,
-    has_media,
 )
 from antiphon.engine.prepare.references import check_unique_ids, resolve_references
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
@@ -52,7 +50,7 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
-from antiphon.upstream.media_urls import check_media_urls
+from antiphon.upstream.media_urls import check_media_urls, has_media
 
 Items = list[Item | Unknown]
 
@@ -247,10 +245,9 @@ class Preparer:
         try:
             if not repair and (request.store is not False or request.conversation is not None):
                 check_unique_ids(sent)
-            if is_plain and not context.items and not context.compacted:
-                messages = cast(list[Message], sent)
-                if not (has_media(messages) if not is_large() else await offload.run(has_media, messages)):
-                    return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
+            is_first = not context.items and not context.compacted
+            if is_plain and is_first and not (await offload.run(has_media, sent) if is_large() else has_media(sent)):
+                return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
             filled = await resolve_references(
                 sent,
                 sent=request.input if isinstance(request.input, list) else (),
@@ -278,8 +275,9 @@ class Preparer:
         """Raise InvalidRequest for new items that cannot be served. Return warnings about the tools they bring."""
         capabilities = candidate.backend.capabilities
         check_trigger(items)
-        check_media(items, capabilities, candidate.model.id)
-        check_media_urls(items, self._policy.outbound)
+        if has_media(items):
+            check_media(items, capabilities, candidate.model.id)
+            check_media_urls(items, self._policy.outbound)
         check_configuration_updates(items)
         return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
 
