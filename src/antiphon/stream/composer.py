@@ -90,8 +90,6 @@ class Composer:
         self.finished = False
         self.is_cut_off = False
         self._limits = limits
-        self._max_size, self._max_text_size = limits.max_answer_bytes, limits.max_answer_text_bytes
-        self._max_items = limits.max_answer_items
         self._size = self._text_size = self._event_count = 0
         self._next_check = limits.first_check
         self._new_id = new_id
@@ -137,6 +135,7 @@ class Composer:
     def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
         composed: list[Event | Unknown] = []
+        limits = self._limits
         index = 0
         while index < len(batch):
             draft = self._text_item
@@ -155,9 +154,12 @@ class Composer:
             index += 1
             if type(delta) in MEASURED:
                 self._size += measure_delta(delta)
-            # Calls without a name are not in the output yet.
-            item_count = len(self._output) + len(self._unnamed_calls)
-            if item_count > self._max_items or self._size > self._max_size or self._text_size > self._max_text_size:
+            if (
+                self._size > limits.max_answer_bytes
+                or self._text_size > limits.max_answer_text_bytes
+                # Calls without a name are not in the output yet.
+                or len(self._output) + len(self._unnamed_calls) > limits.max_answer_items
+            ):
                 self._next_check = 0
                 break
         if composed:

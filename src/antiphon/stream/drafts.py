@@ -26,12 +26,17 @@ Ending = Literal["completed", "incomplete"]
 class _Pieces(list[str]):
     """Text in pieces. `counted_length` is the length of the text that `take_length` has counted."""
 
-    counted_length = 0
-    _counted = 0
+    __slots__ = ("_counted", "counted_length")
+
+    def __init__(self) -> None:
+        self.counted_length = self._counted = 0
+
+    def join(self) -> str:
+        return "".join(self[:])  # a slice is a plain list, which is joined twice as fast
 
     def take_length(self) -> int:
         """Return the length of the text since the last call. Join its pieces: in one they take less memory."""
-        new = "".join(self[self._counted :] if self._counted else self)
+        new = "".join(self[self._counted :])
         if new:
             self[self._counted :] = [new]
             self._counted += 1
@@ -101,14 +106,13 @@ class MessageDraft(Draft):
         emitted: list[Event | Unknown] = []
         if self._open == "text":
             item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
+            fragments, numbers = self._fragments, self._numbers
             for delta in batch[start:] if start else batch:
                 if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
                     break
                 text = delta.text
-                self._fragments.append(text)
-                emitted.append(
-                    events.OutputTextDelta(next(self._numbers), item_id, output_index, content_index, text, [])
-                )
+                fragments.append(text)
+                emitted.append(events.OutputTextDelta(next(numbers), item_id, output_index, content_index, text, []))
         return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:
@@ -155,7 +159,7 @@ class MessageDraft(Draft):
         if self._open is None:
             return []
         position = (self.id, self.output_index, len(self._parts))
-        text = "".join(self._fragments)
+        text = self._fragments.join()
         part: content.Part
         done: Event
         if self._open == "text":
@@ -204,7 +208,7 @@ class ReasoningDraft(Draft):
         if not self._fragments:
             return []
         position = (self.id, self.output_index, len(self._parts))
-        part = content.ReasoningText("".join(self._fragments))
+        part = content.ReasoningText(self._fragments.join())
         self._parts.append(part)
         self._ended_size += len(part.text) - self._fragments.counted_length
         self._fragments = _Pieces()
@@ -250,7 +254,7 @@ class ReasoningDraft(Draft):
         if self._summary_key is None:
             return []
         position = (self.id, self.output_index, len(self._summaries))
-        part = content.SummaryText("".join(self._summary))
+        part = content.SummaryText(self._summary.join())
         self._summaries.append(part)
         self._ended_size += len(part.text) - self._summary.counted_length
         self._summary, self._summary_key = _Pieces(), None
@@ -286,13 +290,13 @@ class CallDraft(Draft):
     def is_whole(self) -> bool:
         """Return True if the arguments so far are complete JSON."""
         try:
-            read_json("".join(self._fragments), msgspec.Raw)
+            read_json(self._fragments.join(), msgspec.Raw)
         except msgspec.DecodeError:
             return False
         return True
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        text = "".join(self._fragments)
+        text = self._fragments.join()
         item = self._item(text, ending)
         return [self._complete(text), self._done(item)], item
 

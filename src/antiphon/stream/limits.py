@@ -31,18 +31,19 @@ class AnswerLimits(msgspec.Struct, frozen=True):
     """The limits of one answer. Each has the name of its setting.
 
     Text has a lower limit than the whole answer, which may contain images: five events repeat the whole text.
+    `first_check` is derived: the event count of the first check.
     """
 
     max_answer_bytes: int = 64 * 1024 * 1024
     max_answer_text_bytes: int = 8 * 1024 * 1024
     max_answer_items: int = 2048
     max_answer_events: int = 1_000_000
+    first_check: int = 0
 
-    @property
-    def first_check(self) -> int:
-        """The event count of the first check."""
+    def __post_init__(self) -> None:
         size = min(self.max_answer_bytes, self.max_answer_text_bytes)
-        return min(_CHECK_INTERVAL, size // _LARGE_EVENT + 1, self.max_answer_events + 1)
+        first = min(_CHECK_INTERVAL, size // _LARGE_EVENT + 1, self.max_answer_events + 1)
+        msgspec.structs.force_setattr(self, "first_check", first)  # once, not for every answer
 
     def check(self, size: int, text_size: int, item_count: int, event_count: int) -> tuple[UpstreamError | None, int]:
         """Return the error for an answer of this size, if it exceeds a limit, and the event count of the next check.
@@ -87,6 +88,8 @@ def measure_delta(delta: Delta) -> int:
 
 
 def _measure_logprobs(delta: deltas.Text) -> int:
+    if not delta.logprobs:
+        return 0
     return _LOGPROB_SIZE * sum(1 + len(each.top_logprobs) for each in delta.logprobs)
 
 
