@@ -57,10 +57,10 @@ def choose_dialect(headers: Mapping[bytes, bytes], default: Dialect) -> OutputDi
     """Return the dialect that a request's header names, else the configured one."""
     requested = headers.get(HEADER)
     if requested is None:
-        return _DIALECTS[default.encode()]
-    dialect = _DIALECTS.get(requested.strip().lower())
+        return _DIALECTS[default]
+    dialect = _DIALECTS.get(requested.strip().lower().decode("latin-1"))
     if dialect is None:
-        known = ", ".join(name.decode() for name in _DIALECTS)
+        known = ", ".join(_DIALECTS)
         raise InvalidRequest(f"The header {HEADER.decode()} must be one of: {known}.", code="invalid_header")
     return dialect
 
@@ -130,7 +130,7 @@ _ADAPTERS: dict[type[Any], Callable[[Any], Event | Unknown]] = {
     ReasoningTextDone: _rename_done,
     **dict.fromkeys(_LIFECYCLE, _adapt_lifecycle),
 }
-_DIALECTS: dict[bytes, OutputDialect] = {
-    b"openai": OutputDialect(_pass_events, _pass_response, encode_keepalive, encode_keepalive_json),
-    b"open-responses": OutputDialect(_adapt_events, _remove_schema, encode_keepalive_comment, None),
+_DIALECTS: dict[str, OutputDialect] = {
+    "openai": OutputDialect(_pass_events, _pass_response, encode_keepalive, encode_keepalive_json),
+    "open-responses": OutputDialect(_adapt_events, _remove_schema, encode_keepalive_comment, None),
 }

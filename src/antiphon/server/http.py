@@ -345,7 +345,7 @@ async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     """
     declared = _check_headers(http_request.headers, limit)
     budget = http_request.body_budget
-    if budget is not None and declared:
+    if budget is not None and declared > FREE_BYTES:  # smaller ones always fit
         budget.check(declared)
     first, more = await _receive_body(http_request)
     if len(first) > limit:

@@ -57,6 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _period_bytes = 0
     _host: bytes | None = None
+    # The host of the last request. Clients send the same with each one.
+    _valid_host: bytes | None = None
     _transfer_encoding: bytes | None = None
     _is_upgrade = False
     _is_authenticated = False
@@ -286,8 +288,9 @@ class HttpProtocol(HttpToolsProtocol):
         if host is None:
             if version != "1.0":
                 self._reject(400, "The request has no Host header.")
-        elif _HOST.fullmatch(host) is None:
+        elif host != self._valid_host and _HOST.fullmatch(host) is None:
             self._reject(400, "The Host header is not valid.")
+        self._valid_host = host
         if version not in ("1.1", "1.0"):
             self._reject(505, "The server supports HTTP/1.1 and HTTP/1.0.")
         if self._transfer_encoding is not None:

@@ -77,9 +77,11 @@ def parse_usage(payload: Any) -> Usage | None:
         return None
     input_tokens, output_tokens = input_tokens or 0, output_tokens or 0
     total = input_tokens + output_tokens
-    if report.total_tokens is not None and report.total_tokens < total:
-        _warn_once("total_tokens", "is less than the sum of input and output; the sum is used")
-    total = max(total, report.total_tokens or 0)
+    if report.total_tokens is not None:
+        if report.total_tokens < total:
+            _warn_once("total_tokens", "is less than the sum of input and output; the sum is used")
+        else:
+            total = report.total_tokens
     input_details = report.prompt_tokens_details or report.input_tokens_details or _NO_DETAILS
     output_details = report.completion_tokens_details or report.output_tokens_details or _NO_DETAILS
     cached = input_details.cached_tokens or _choose(report.prompt_cache_hit_tokens, report.cached_tokens)
@@ -89,8 +91,10 @@ def parse_usage(payload: Any) -> Usage | None:
         input_tokens,
         output_tokens,
         total,
-        InputTokensDetails(min(cached or 0, input_tokens), min(cache_writes or 0, input_tokens)),
-        OutputTokensDetails(min(reasoning or 0, output_tokens)),
+        InputTokensDetails(
+            min(cached, input_tokens) if cached else 0, min(cache_writes, input_tokens) if cache_writes else 0
+        ),
+        OutputTokensDetails(min(reasoning, output_tokens) if reasoning else 0),
         estimated=report.estimated is True,
     )
 

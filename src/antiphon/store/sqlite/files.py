@@ -48,6 +48,7 @@ class DatabaseFiles:
         self._database = self._wal = self._shm = FileId(0, 0)
         # Text, because a path object is converted at every call.
         self._database_name, self._wal_name = str(self.path), str(self._wal_path)
+        self._shm_name = str(self._shm_path)
         self._wal_file = self._shm_file = -1
         self._frame_bytes = 0
         self._next_check = 0.0
@@ -100,7 +101,7 @@ class DatabaseFiles:
 
     def find_damage(self) -> str | None:
         """Return a message if the log was truncated, or if the `-shm` file is not the one that was opened."""
-        is_short = all(self._is_too_short() for _ in range(_SIZE_CHECKS))
+        is_short = self._is_too_short() and all(self._is_too_short() for _ in range(_SIZE_CHECKS - 1))
         if self.is_damaged or is_short or self._has_hole():
             self.is_damaged = True
             return f"{self._wal_path} was truncated"
@@ -126,7 +127,7 @@ class DatabaseFiles:
 
     def _find_shm_loss(self) -> str | None:
         try:
-            if _identify(self._shm_path.stat()) != self._shm:
+            if _identify(os.stat(self._shm_name)) != self._shm:
                 return f"{self._shm_path} was replaced by another file"
         except OSError:
             return f"{self._shm_path} was deleted or moved"
