@@ -67,7 +67,8 @@ class App:
         except Exception as error:
             await self._respond_error(http_request, error)
         finally:
-            http_request.release_body()
+            if http_request.body_share is not None:
+                http_request.release_body()
             log_http_request(http_request)
 
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:

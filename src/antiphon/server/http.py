@@ -179,7 +179,8 @@ class HttpRequest:
         # The response to HEAD states the length of the body that GET would get.
         if self.method == "HEAD":
             body = b""
-        await self._send_whole(body, more=False)
+        is_small = self.body_share is None and len(body) <= _STEP_BYTES
+        await (self._send_body if is_small else self._send_large)(body, more=False)
 
     async def respond_in_parts(self, body: SharedBody) -> None:
         """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
@@ -198,7 +199,8 @@ class HttpRequest:
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
         self._writing = True
-        await self._send_whole(chunk, more=True)
+        is_small = self.body_share is None and len(chunk) <= _STEP_BYTES
+        await (self._send_body if is_small else self._send_large)(chunk, more=True)
         self._writing = False
 
     def write_now(self, chunk: bytes) -> bool:
@@ -223,7 +225,8 @@ class HttpRequest:
             await self._keepalive_task
         if not self.status:
             await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
-        await self._send_whole(chunk, more=False)
+        is_small = self.body_share is None and len(chunk) <= _STEP_BYTES
+        await (self._send_body if is_small else self._send_large)(chunk, more=False)
 
     @property
     def is_writing(self) -> bool:
@@ -248,11 +251,11 @@ class HttpRequest:
         self.bytes_sent += len(chunk)
         return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
-    def _send_whole(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
-        """Send a part of the body of any size."""
+    def _send_large(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
+        """Send a large part of the body, or any part if the request was large."""
         if self.body_share is not None:
             return self._send_droppable(self.body_share, chunk, more=more)
-        return (self._send_body if len(chunk) <= _STEP_BYTES else self._send_in_steps)(chunk, more=more)
+        return self._send_in_steps(chunk, more=more)
 
     async def _send_droppable(self, share: BodyShare, chunk: bytes, *, more: bool) -> None:
         """Send the response to a large request. If the client reads slowly, others may need the memory."""
