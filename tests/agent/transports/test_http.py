@@ -216,6 +216,12 @@ def test_base_url_without_http_is_refused(url: str) -> None:
         HttpTransport(url)
 
 
+@pytest.mark.parametrize("url", ["http://", "https:///v1", "http://?key=1"])
+def test_base_url_without_host_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"base_url: .* has no host"):
+        HttpTransport(url)
+
+
 @pytest.mark.parametrize("url", ["http://host:notaport/v1", "http://[bad/v1", "http://127.0.0.1:99999/v1"])
 async def test_invalid_base_url_is_an_upstream_error(url: str) -> None:
     transport = HttpTransport(url, retries=0)

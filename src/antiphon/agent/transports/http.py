@@ -44,6 +44,8 @@ class HttpTransport:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url: {base_url!r} must begin with http:// or https://.")
+        if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
+            raise ConfigError(f"base_url: {base_url!r} has no host.")
         base, mark, query = base_url.partition("?")
         self._url = f"{base.rstrip('/')}/responses{mark}{query}"
         self._headers = {"Accept": "text/event-stream", **(headers or {})}
