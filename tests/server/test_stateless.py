@@ -222,6 +222,25 @@ CALL = [
 ]
 
 
+def test_s3_10_text_is_a_message_and_call_is_an_item(server: Any) -> None:
+    message, call = ask(server, "both", tools=[FUNCTION]).json["output"]
+    assert message == {
+        "type": "message",
+        "id": message["id"],
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Let me look.", "annotations": []}],
+        "status": "completed",
+    }
+    assert call == {
+        "type": "function_call",
+        "id": call["id"],
+        "call_id": call["call_id"],
+        "name": "f",
+        "arguments": "{}",
+        "status": "completed",
+    }
+
+
 def test_s3_13_order_of_events(server: Any) -> None:
     types = [event["type"] for event in stream(server, "both", tools=[FUNCTION])]
     types.remove("response.function_call_arguments.delta")  # there are two

@@ -38,13 +38,14 @@ def test_recorded_stream_gives_the_expected_response(name: str) -> None:
 
 
 def test_s3_10_text_is_a_message_and_call_is_an_item() -> None:
+    """The stateless server, which this contract is about, omits the empty `logprobs`."""
     raw, _, make_reader = load("text_and_call")
     assert replay(make_reader, [raw])[-1]["response"]["output"] == [
         {
             "type": "message",
             "id": "msg_0",
             "role": "assistant",
-            "content": [{"type": "output_text", "text": "Let me look.", "annotations": []}],
+            "content": [{"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}],
             "status": "completed",
         },
         {
