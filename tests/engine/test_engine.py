@@ -401,7 +401,9 @@ async def test_failed_start_of_the_worker_closes_store_and_backends(
     monkeypatch.setattr(BackgroundResponses, "start", fail)
     calls: list[str] = []
     engine = Engine(backends={"one": TracedBackend("one", calls)}, store=SqliteStore(tmp_path / "store.db"))
+    before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="no worker"):
         await engine.start()
     assert calls == ["start one", "close one"]
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("store-")] == []
+    new = set(threading.enumerate()) - before
+    assert [thread.name for thread in new if thread.name.startswith("store-")] == []
