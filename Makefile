@@ -18,7 +18,7 @@ PAGES := $(wildcard *.md docs/*.md docs/*/*.md benchmarks/*.md)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard bench-peers bench-record lock clean
+.PHONY: help setup extras run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard bench-peers bench-record lock clean
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
@@ -31,11 +31,14 @@ help:
 	@echo "make bench-record  take all figures of docs/benchmarks.md again; the machine should be idle"
 	@echo "make bench-guard   compare the instructions of a request with the committed baseline (ARGS=--update records it)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
-	@echo "make lock          resolve requirements.lock again (ARGS=--upgrade for newer versions)"
+	@echo "make extras        add the packages of the extras search, code, postgres and otel to .venv (270 MB)"
+	@echo "make lock          resolve the lock files again (ARGS=--upgrade for newer versions)"
 	@echo "make clean         remove everything that these targets create"
 	@echo "ARGS=... are arguments for the command of a target, PYTHON=... selects the interpreter"
 
 setup: .venv/.project
+
+extras: .venv/.extras
 
 run: setup
 	@$(BIN)/antiphon serve $(ARGS)
@@ -103,6 +106,11 @@ clean:
 .venv/.lock: requirements.lock | .venv/bin/pip
 	@echo "setting up: installing requirements.lock into .venv ..."
 	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements.lock
+	@touch $@
+
+.venv/.extras: requirements-extras.lock .venv/.project
+	@echo "setting up: installing requirements-extras.lock into .venv ..."
+	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements-extras.lock
 	@touch $@
 
 # Install scripts of packages are not run.

