@@ -24,10 +24,10 @@ from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousRespon
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.body import decode_body
 from antiphon.server.error_response import find_error_status
 from antiphon.server.http import ClientDisconnected, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive, encode_keepalive
+from antiphon.server.request_body import decode_body
 from antiphon.tools.base import Tool
 from antiphon.tools.executor import Executor
 from antiphon.tools.loading import load_tools

@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
-from antiphon.server.body import decode_body
 from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import ItemQuery, PageQuery, read_query
+from antiphon.server.request_body import decode_body
 
 T = TypeVar("T")
 

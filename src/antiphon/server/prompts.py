@@ -8,9 +8,9 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptSummary
-from antiphon.server.body import decode_body
 from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import VersionQuery, read_query
+from antiphon.server.request_body import decode_body
 
 
 class PromptList(Struct):

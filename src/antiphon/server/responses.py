@@ -17,12 +17,12 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.server.body import decode_body, is_short
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
+from antiphon.server.request_body import decode_body, is_short
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
 

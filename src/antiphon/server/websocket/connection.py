@@ -12,8 +12,8 @@ from antiphon.protocol import codec
 from antiphon.protocol.codec import DecodedRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.websocket import CREATE, STEER, MessageHeader, ReturnedSteer, SteerError, SteerFailed
-from antiphon.server.body import decode_body
 from antiphon.server.http import ClientDisconnected
+from antiphon.server.request_body import decode_body
 from antiphon.server.websocket.lane import Lane, LaneRequest
 from antiphon.server.websocket.socket import GOING_AWAY
 from antiphon.server.websocket.state import ConnectionState
