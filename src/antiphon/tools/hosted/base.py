@@ -1,0 +1,184 @@
+"""The interface of hosted tools: tools that this server runs between the model calls of one response.
+
+A `HostedTool` exists once per server. For each of its entries in the `tools` of a request it opens a `HostedSession`,
+which names the functions that the model sees. When the model calls one of them, the session begins a `HostedCall`. The
+call writes its output item and the events of the item as deltas, and the loop (`engine/serve/hosted`) passes them to
+the client. The full item becomes part of the context of the next model call.
+
+A package registers a tool in the entry point group `antiphon.hosted_tools`, see `registry.py`.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+import msgspec
+
+from antiphon.config import Settings
+from antiphon.protocol.items import Item
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import Tool
+from antiphon.protocol.unions import Unknown
+from antiphon.stream.deltas import Annotate, Delta, Text
+from antiphon.upstream.addresses import OutboundRules
+
+
+class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations of the engine that tools use: one field per service, None if the engine does not have it.
+
+    `claim` records an effect before it happens. It returns False if the same key of the project was claimed before, by
+    any request or process, so that an effect with a key happens at most once.
+    """
+
+    claim: Callable[[str, str], Awaitable[bool]] | None = None
+
+
+class HostedSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a tool's factory: the settings of the server, and the services of the engine."""
+
+    settings: Settings
+    services: HostedServices = HostedServices()
+
+
+class HostedUnavailable(Exception):
+    """Raised by a factory if its tool cannot run: it is not configured, or a package is missing.
+
+    Requests with a tool of these types are handled by the setting `unsupported_tools`. A refusal contains the message.
+    """
+
+    def __init__(self, types: frozenset[str], message: str) -> None:
+        super().__init__(message)
+        self.types = types
+        self.message = message
+
+
+class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The response that a session belongs to.
+
+    `items` is the context of the first model call. `warn` adds a warning for the client; after the stream has begun it
+    has no effect. URLs of the request may be fetched only by the rules in `outbound`. `resumed` is True if an earlier
+    attempt at this background response was interrupted.
+    """
+
+    project: str
+    response_id: str
+    request: CreateRequest
+    items: Sequence[Item | Unknown]
+    outbound: OutboundRules
+    warn: Callable[[str], None]
+    resumed: bool = False
+
+
+class HostedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of a session, as the model sees it. `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: JsonObject
+    strict: bool = False
+
+
+class HostedCall:
+    """One call of a hosted function. Its item is opened with `OpenItem` and closed with `CloseItem`, under its key.
+
+    `needs_client` is read after `run`. If it is true, the response ends after this round, because the client has to
+    reply first. Such a call does not count as executed.
+    """
+
+    needs_client: bool = False
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if running the call twice does no harm. Else a call is not run again after a crash."""
+        return False
+
+    def write(self, fragment: str) -> Sequence[Delta]:
+        """Take more of the arguments and return the deltas that can be sent now. The first of them is `OpenItem`.
+
+        Called before `run`, as the model writes. A tool that does not stream its arguments returns nothing.
+        """
+        return ()
+
+    def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
+        """Execute the call and yield its deltas, up to `CloseItem` with the full item.
+
+        Opens the item, unless `write` has. A failure of the tool is an item with the status `failed`. An error raised
+        here ends the call by `fail`. Closing the generator stops the tool.
+        """
+        raise NotImplementedError
+
+    def fail(self, message: str) -> Sequence[Delta]:
+        """Return the deltas that end the call as failed with this message. Opens the item, unless it is open."""
+        raise NotImplementedError
+
+
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the context already requests, such as an approved one. `name` is the name of the function."""
+
+    name: str
+    arguments: str
+    begin: Callable[[str], HostedCall]
+
+
+class TextFilter:
+    """Rewrites the text of one message as it streams, for example citation markers into annotations."""
+
+    def feed(self, text: str) -> Sequence[Text | Annotate]:
+        """Return the text that can be sent now, and annotations on it. Text may be held back."""
+        raise NotImplementedError
+
+    def close(self) -> Sequence[Text | Annotate]:
+        """Return the rest at the end of the message."""
+        return ()
+
+
+class HostedSession:
+    """One tool entry of a request during one response.
+
+    `functions` are read before each model call. `label` becomes the prefix of a function's name if the name is taken.
+    `instructions` are added to the request's for each model call. `pending` are run before the first model call, after
+    `introduce`, in order.
+    """
+
+    functions: Sequence[HostedFunction] = ()
+    label: str = "hosted"
+    instructions: str = ""
+    pending: Sequence[PendingCall] = ()
+
+    async def introduce(self) -> AsyncGenerator[Sequence[Delta], None]:
+        """Yield the items that come before the first model call. They must have no effects."""
+        return
+        yield
+
+    def begin(self, name: str, key: str) -> HostedCall:
+        """Begin a call of the function. `key` is the key of its item, unique within the response."""
+        raise NotImplementedError
+
+    def open_text(self) -> TextFilter | None:
+        """Return a filter for the next message of the model, or None."""
+        return None
+
+    async def close(self) -> None:
+        """Release the resources of the session. Called once, also after errors and cancellation."""
+
+
+class HostedTool:
+    """A hosted tool of this server. `types` are the tool types of requests that it serves, aliases included."""
+
+    types: frozenset[str]
+
+    async def start(self) -> None:
+        """Prepare the tool. Called once, before the first request."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, after the last response."""
+
+    async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
+        """Open a session for one tool entry. An entry of a type that the protocol does not know is `Unknown`.
+
+        Raises InvalidRequest or UpstreamError before the response begins: the client gets an HTTP error.
+        """
+        raise NotImplementedError
+
+    def echo(self, tool: Tool | Unknown) -> Tool | Unknown:
+        """Return the tool as responses show and store it: without secrets, with defaults filled in."""
+        return tool
