@@ -107,25 +107,7 @@ class HttpSession:
         head = self._encode_head(method, path, headers, has_body=body is not None)
         if body is not None:
             head += b"Content-Length: %d\r\n\r\n" % len(body)
-        loop = asyncio.get_running_loop()
-        connection = pool.take_idle()
-        stale_until = -math.inf if connection is None else loop.time() + STALE_SECONDS
-        while True:
-            if connection is None:
-                connection = await pool.connect(deadline=deadline)
-            try:
-                connection.send(head, body, deadline=deadline, is_head_request=method == "HEAD")
-                while not connection.check_head():
-                    await connection.wait()
-                return connection
-            except Disconnected:
-                # The server may have closed an idle connection just when the request was sent.
-                if not connection.has_received_nothing or loop.time() > stale_until:
-                    raise
-                connection, stale_until = None, -math.inf
-            except BaseException:
-                connection.abort()
-                raise
+        return await send_on(pool, head, body, deadline=deadline, is_head_request=method == "HEAD")
 
     def _open_pool(self) -> ConnectionPool:
         if not self._is_open:
@@ -182,6 +164,31 @@ class HttpSession:
         return self._map_error(response.status, body, parse_retry_after(response.headers, now=time.time()))
 
 
+async def send_on(
+    pool: ConnectionPool, head: bytes, body: bytes | None, *, deadline: float, is_head_request: bool = False
+) -> Connection:
+    """Send a request on an idle or a new connection, and return it when the head of the response has arrived."""
+    loop = asyncio.get_running_loop()
+    connection = pool.take_idle()
+    stale_until = -math.inf if connection is None else loop.time() + STALE_SECONDS
+    while True:
+        if connection is None:
+            connection = await pool.connect(deadline=deadline)
+        try:
+            connection.send(head, body, deadline=deadline, is_head_request=is_head_request)
+            while not connection.check_head():
+                await connection.wait()
+            return connection
+        except Disconnected:
+            # The server may have closed an idle connection just when the request was sent.
+            if not connection.has_received_nothing or loop.time() > stale_until:
+                raise
+            connection, stale_until = None, -math.inf
+        except BaseException:
+            connection.abort()
+            raise
+
+
 class HttpResponse:
     """A response whose head has arrived. Call `close` or `drain` at the end."""
 
@@ -209,6 +216,11 @@ class HttpResponse:
     def content_type(self) -> str:
         """The media type in lower case, without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def encoded_size(self) -> int | None:
+        """The size of the compressed body that was decoded so far. None if the body is not compressed."""
+        return self._decoder.received if self._decoder is not None else None
 
     async def read(self) -> bytes:
         """Return the bytes received since the last read, and wait if there are none. Return b"" at the end.

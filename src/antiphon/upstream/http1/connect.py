@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any, cast
 
@@ -30,19 +30,38 @@ RACE_DELAY = 0.25
 ADDRESS_SECONDS = 60.0
 """Time for which resolved addresses are reused."""
 
-_Address = tuple[Any, ...]
+Address = tuple[Any, ...]
+"""A result of `getaddrinfo`."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 
 class Connector:
-    """Opens connections to one server, if need be through a proxy, within `timeout` seconds each."""
+    """Opens connections to one server, if need be through a proxy, within `timeout` seconds each.
 
-    def __init__(self, origin: Origin, *, timeout: float, verify_tls: bool = True, proxy: Proxy | None = None) -> None:
+    `resolve` returns the addresses of a host; only these are connected to. `tls` is the context for TLS. By default, a
+    new one is made.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        timeout: float,
+        verify_tls: bool = True,
+        proxy: Proxy | None = None,
+        resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._origin = origin
+        self._resolve_host = resolve
         self._proxy = proxy
         self._timeout = timeout
         self._next_hop = proxy.origin if proxy is not None else origin
-        self._tls = make_tls_context(verify=verify_tls) if origin.is_tls or self._next_hop.is_tls else None
-        self._addresses: Sequence[_Address] = ()
+        if tls is None and (origin.is_tls or self._next_hop.is_tls):
+            tls = make_tls_context(verify=verify_tls)
+        self._tls = tls
+        self._addresses: Sequence[Address] = ()
         self._resolved_at = 0.0
 
     async def connect(self, connection: Connection, *, deadline: float) -> None:
@@ -108,12 +127,12 @@ class Connector:
             raise ConnectionResetError("the connection was lost in the handshake")
         return wrapped
 
-    async def _resolve(self) -> Sequence[_Address]:
+    async def _resolve(self) -> Sequence[Address]:
         loop = asyncio.get_running_loop()
         if not self._addresses or loop.time() - self._resolved_at > ADDRESS_SECONDS:
             hop = self._next_hop
             try:
-                self._addresses = await resolve_host(hop.host, hop.port)
+                self._addresses = await (self._resolve_host or resolve_host)(hop.host, hop.port)
             except UnicodeError:
                 raise InvalidUrl(hop.host) from None
             except OSError as error:
@@ -122,7 +141,7 @@ class Connector:
         return self._addresses
 
 
-async def resolve_host(host: str, port: int) -> Sequence[_Address]:
+async def resolve_host(host: str, port: int) -> Sequence[Address]:
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -136,7 +155,7 @@ def make_tls_context(*, verify: bool) -> ssl.SSLContext:
     return context
 
 
-async def connect_first(addresses: Sequence[_Address], *, delay: float = RACE_DELAY) -> socket.socket:
+async def connect_first(addresses: Sequence[Address], *, delay: float = RACE_DELAY) -> socket.socket:
     """Return a connected socket for the first address that answers (RFC 8305).
 
     Each attempt starts when the one before it has failed, or after `delay` seconds. Raises the first error if all
@@ -178,7 +197,7 @@ def _close_socket(task: "asyncio.Task[socket.socket]") -> None:
         task.result().close()
 
 
-async def _connect_socket(address: _Address) -> socket.socket:
+async def _connect_socket(address: Address) -> socket.socket:
     family, kind, protocol, _, where = address
     sock = socket.socket(family, kind, protocol)
     try:
@@ -190,7 +209,7 @@ async def _connect_socket(address: _Address) -> socket.socket:
     return sock
 
 
-def _interleave_families(addresses: Sequence[_Address]) -> list[_Address]:
+def _interleave_families(addresses: Sequence[Address]) -> list[Address]:
     """Return the addresses so that both families alternate, beginning with that of the first address."""
     first = [each for each in addresses if each[0] == addresses[0][0]]
     second = [each for each in addresses if each[0] != addresses[0][0]]

@@ -12,15 +12,17 @@ _UNSUPPORTED = frozenset({"br", "zstd", "compress", "x-compress"})
 
 
 class ContentDecoder:
-    """Decodes a gzip or deflate body part by part."""
+    """Decodes a gzip or deflate body part by part. `received` is the number of encoded bytes so far."""
 
     def __init__(self, encoding: str) -> None:
+        self.received = 0
         self._is_gzip = encoding == "gzip"
         self._inflater: zlib._Decompress | None = None
         self._pending = b""
         self._has_more = False
 
     def feed(self, data: bytes) -> None:
+        self.received += len(data)
         self._pending += data
 
     def take(self) -> bytes:
