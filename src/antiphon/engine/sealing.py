@@ -6,17 +6,19 @@ nonces then mean equal contents.
 """
 
 import base64
+import functools
 import hashlib
 import hmac
 import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING
 
 from antiphon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +29,19 @@ _NONCE_BYTES = 12
 
 
 class _Key:
-    """A secret with its id, and the keys derived from it: one for encryption, one for nonces."""
+    """A secret with its id, and the keys derived from it: one for encryption, one for nonces, one for digests."""
 
     def __init__(self, secret: bytes) -> None:
         self.key_id = hashlib.sha256(b"name" + secret).digest()[:_KEY_ID_BYTES]
-        self._cipher = AESGCM(hmac.digest(secret, b"encrypt", "sha256"))
+        self._secret = secret
         self._nonce_key = hmac.digest(secret, b"nonce", "sha256")
+
+    @functools.cached_property
+    def _cipher(self) -> "AESGCM":
+        # Imported for the first sealed content: the package takes six megabytes.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return AESGCM(hmac.digest(self._secret, b"encrypt", "sha256"))
 
     def encrypt(self, payload: bytes, context: bytes) -> bytes:
         framed = len(context).to_bytes(8, "big") + context + payload
@@ -40,10 +49,15 @@ class _Key:
         return nonce + self._cipher.encrypt(nonce, payload, context)
 
     def decrypt(self, sealed: bytes, context: bytes) -> bytes | None:
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
         except (InvalidTag, ValueError):
             return None
+
+    def digest(self, payload: bytes) -> bytes:
+        return hmac.digest(hmac.digest(self._secret, b"digest", "sha256"), payload, "sha256")
 
 
 class Sealer:
@@ -63,6 +77,10 @@ class Sealer:
         key = self._keys[0]
         sealed = key.key_id + key.encrypt(payload, _bind(project, purpose))
         return _PREFIX + base64.urlsafe_b64encode(sealed).decode()
+
+    def digest(self, payload: bytes) -> str:
+        """Return a digest that only a holder of the first key can compute."""
+        return self._keys[0].digest(payload).hex()
 
     def open(self, text: str, *, project: str, purpose: str) -> bytes | None:
         """Return the sealed payload. None if it was changed, or sealed with another key, project or purpose."""

@@ -1,16 +1,18 @@
 """Checks of the grammars of custom tools, before any of them is compiled in this process."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from antiphon.config import GrammarLimits
 from antiphon.errors import InvalidRequest
-from antiphon.grammars.definitions import check_definition
-from antiphon.grammars.trial import GrammarTrial
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import CustomTool, GrammarInput, NamespaceTool, Tool
 from antiphon.protocol.unions import Unknown
+
+if TYPE_CHECKING:
+    from antiphon.grammars.trial import GrammarTrial
 
 # A tool with a grammar and its param path.
 _Found = tuple[str, CustomTool]
@@ -22,10 +24,11 @@ class GrammarCheck:
 
     def __init__(self, limits: GrammarLimits | None = None) -> None:
         self._limits = limits or GrammarLimits()
-        self._trial = GrammarTrial()
+        self._trial: GrammarTrial | None = None
 
     async def close(self) -> None:
-        await self._trial.close()
+        if self._trial is not None:
+            await self._trial.close()
 
     async def check_tools(self, tools: list[Tool | Unknown] | None, *, project: str) -> None:
         """Raise InvalidRequest if the grammar of one of a request's tools cannot be used."""
@@ -41,6 +44,12 @@ class GrammarCheck:
                 await self._check(_find_grammars(item.tools, f"input[{index}].tools"), project)
 
     async def _check(self, found: Iterable[_Found], project: str) -> None:
+        # Few requests have a grammar, and these modules take a megabyte.
+        from antiphon.grammars.definitions import check_definition
+        from antiphon.grammars.trial import GrammarTrial
+
+        if self._trial is None:
+            self._trial = GrammarTrial()
         for path, tool in found:
             assert isinstance(tool.format, GrammarInput)
             syntax, definition = tool.format.syntax, tool.format.definition
