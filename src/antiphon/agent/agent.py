@@ -11,17 +11,27 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from antiphon.agent.approvals import Approval, make_verdict
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import StartEntry, Verdict
+from antiphon.agent.guardrails import (
+    CallGuardrail,
+    Guardrails,
+    InputGuardrail,
+    OutputGuardrail,
+    ResultGuardrail,
+)
+from antiphon.agent.handoffs import Handoff, collect_agents, read_handoffs
 from antiphon.agent.history import EncryptionSupport, complete_history
-from antiphon.agent.journal import Journal
+from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import ResponsesModel
-from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, read_outcome
+from antiphon.agent.outcome import AgentChanged, Outcome, RunEvent, RunEvents, read_outcome
 from antiphon.agent.ownership import has_leases, take_ownership
+from antiphon.agent.participants import Participant
 from antiphon.agent.resume import resume_journal
 from antiphon.agent.subagents import AgentContext, SubagentTool
 from antiphon.agent.task import Task, TypedOutput
@@ -43,7 +53,9 @@ class Agent:
     `base_url` is the address of a Responses API server; a `transport` is used instead of one. `output_type` is the type
     of the final answer. With `state="client"` every request has the whole conversation; with "server" it continues the
     response before, as long as the server supports that. `settings` are further parameters of every request. `hooks`
-    are called with every event of every run.
+    are called with every event of every run. `output_retries` is the number of further answers after an invalid one.
+    `handoffs` are the agents to which the model can hand a run over. Guardrails check the input, the output, the tool
+    calls and their results.
     """
 
     def __init__(
@@ -63,13 +75,29 @@ class Agent:
         settings: Mapping[str, Any] | None = None,
         hooks: Sequence[Callable[[RunEvent], object]] = (),
         turn_retries: int = 2,
+        output_retries: int = 1,
+        handoffs: "Sequence[Agent | Handoff]" = (),
+        input_guardrails: Sequence[InputGuardrail] = (),
+        output_guardrails: Sequence[OutputGuardrail] = (),
+        call_guardrails: Sequence[CallGuardrail] = (),
+        result_guardrails: Sequence[ResultGuardrail] = (),
     ) -> None:
         self.name = name
         self._tools = [_require_tool(each) for each in tools]
-        self._descriptions = [each.describe() for each in self._tools]
-        self._executor = Executor(self._tools)
+        self._handoffs: list[Handoff] = []
+        self._endpoint = (transport or base_url, model)
+        self._guardrails = Guardrails(
+            input=input_guardrails, output=output_guardrails, calls=call_guardrails, results=result_guardrails
+        )
+        self.add_handoffs(*handoffs)
         output = None if output_type is None else TypedOutput(output_type, where=f"{name}.output_type")
-        self._task = Task(limits=limits or Limits(), prices=prices, output=output, turn_retries=turn_retries)
+        self._task = Task(
+            limits=limits or Limits(),
+            prices=prices,
+            output=output,
+            turn_retries=turn_retries,
+            output_retries=output_retries,
+        )
         if self._task.limits.cost is not None and prices is None:
             raise ConfigError("The limit 'cost' requires 'prices'.")
         if state not in ("client", "server"):
@@ -92,12 +120,25 @@ class Agent:
 
         return HttpTransport(base_url, api_key=api_key)
 
+    @property
+    def handoffs(self) -> Sequence[Handoff]:
+        """The handoffs to other agents."""
+        return self._handoffs
+
+    def add_handoffs(self, *handoffs: "Agent | Handoff") -> None:
+        """Add handoffs to other agents: for agents that hand the run to each other."""
+        self._handoffs += read_handoffs(handoffs)
+        tools = [*self._tools, *(handoff.tool for handoff in self._handoffs)]
+        self._descriptions = [each.describe() for each in tools]
+        self._executor = Executor(tools)
+
     async def close(self) -> None:
-        """Close the connections, including those of subagents. The next run opens new ones."""
-        await self._transport.close()
-        for each in self._tools:
-            if isinstance(each.invoke, SubagentTool):
-                await each.invoke.agent.close()
+        """Close the connections, including those of subagents and handoffs. The next run opens new ones."""
+        for agent in collect_agents(self).values():
+            await agent._transport.close()
+            for each in agent._tools:
+                if isinstance(each.invoke, SubagentTool):
+                    await each.invoke.agent.close()
 
     async def run(
         self,
@@ -172,20 +213,30 @@ class Agent:
         loses the run in the same way.
         """
         verdicts = [make_verdict(call_id, approval) for call_id, approval in (approvals or {}).items()]
-        resume = functools.partial(resume_journal, run, verdicts, durable, agent=self.name, force=force)
+        resume = functools.partial(
+            resume_journal, run, verdicts, durable, agent=self.name, force=force, check=self._check_active_agent
+        )
         return self._execute(resume, durable, cancel, None)
 
     def resume_subagent(
         self, run: str | bytes, verdicts: Sequence[Verdict], *, durable: Ledger | None, parent: ParentRun
     ) -> RunEvents:
         """Resume a run that a call of another run has started. It belongs to the owner of that run."""
-        resume = functools.partial(resume_journal, run, verdicts, durable, ownership=parent.journal.ownership)
+        resume = functools.partial(
+            resume_journal,
+            run,
+            verdicts,
+            durable,
+            ownership=parent.journal.ownership,
+            check=self._check_active_agent,
+        )
         return self._execute(resume, durable, None, parent)
 
     @property
     def stop_seconds(self) -> float:
         """The longest time that a cancelled run waits for its tools to stop."""
-        return max((getattr(each.invoke, "stop_seconds", STOP_SECONDS) for each in self._tools), default=0.0)
+        tools = [tool for agent in collect_agents(self).values() for tool in agent._executor.tools.values()]
+        return max((getattr(each.invoke, "stop_seconds", STOP_SECONDS) for each in tools), default=0.0)
 
     def as_tool(self, name: str, description: str) -> Tool:
         """Return a tool that runs this agent on one input, within its own limits, and returns its answer."""
@@ -231,7 +282,36 @@ class Agent:
     ) -> RunEvents:
         if ledger is not None and not hasattr(ledger, "append"):
             raise ConfigError(f"durable: expected a ledger such as SqliteLedger(path), got {type(ledger).__name__}.")
+        agents = collect_agents(self)
         journal = await open_journal()
+        find_participant = functools.partial(self._find_participant, journal.state, agents)
+        budget = Budget(journal.state, self._task, parent=parent)
+        context = functools.partial(AgentContext, journal=journal, ledger=ledger, budget=budget)
+        loop = Loop(
+            journal,
+            self._make_participant(self._task),
+            find_participant=find_participant,
+            budget=budget,
+            make_context=context,
+            cancel=cancel,
+        )
+        if parent is not None:
+            parent.journal.subagents[parent.call_id] = journal
+        hooks = self._hooks
+        try:
+            async with aclosing(loop.events()) as events:
+                async for event in events:
+                    if isinstance(event, AgentChanged):
+                        hooks = [*self._hooks, *self._find_hooks(agents.get(event.agent))]
+                    if hooks:
+                        await self._call_hooks(hooks, event)
+                    yield event
+        finally:
+            if journal.ownership is not None and parent is None:
+                await asyncio.shield(journal.ownership.release())
+
+    def _make_participant(self, first: Task) -> Participant:
+        """Return this agent as a participant of a run whose first agent has the task `first`."""
         model = ResponsesModel(
             self._transport,
             settings=self._settings,
@@ -239,23 +319,37 @@ class Agent:
             state=self._state,
             encryption=self._encryption,
         )
-        budget = Budget(journal.state, self._task, parent=parent)
-        context = functools.partial(AgentContext, journal=journal, ledger=ledger, budget=budget)
-        loop = Loop(journal, model, self._executor, self._task, budget=budget, make_context=context, cancel=cancel)
-        if parent is not None:
-            parent.journal.subagents[parent.call_id] = journal
-        try:
-            async with aclosing(loop.events()) as events:
-                async for event in events:
-                    if self._hooks:
-                        await self._call_hooks(event)
-                    yield event
-        finally:
-            if journal.ownership is not None and parent is None:
-                await asyncio.shield(journal.ownership.release())
+        task = structs.replace(self._task, limits=first.limits, prices=self._task.prices or first.prices)
+        return Participant(
+            name=self.name,
+            model=model,
+            executor=self._executor,
+            task=task,
+            guardrails=self._guardrails,
+            handoffs={handoff.tool.name: handoff for handoff in self._handoffs},
+            endpoint=self._endpoint,
+        )
 
-    async def _call_hooks(self, event: RunEvent) -> None:
-        for hook in self._hooks:
+    def _find_participant(self, state: RunState, agents: "Mapping[str, Agent]", name: str) -> Participant:
+        """Return the agent to which a run of this agent was handed over, or this agent."""
+        agent = self if name == state.agent else agents[name]
+        return agent._make_participant(self._task)
+
+    def _check_active_agent(self, state: RunState) -> None:
+        """Raise InvalidRequest if this agent cannot resume a run, because it cannot reach the active agent."""
+        name = state.active_agent
+        if name != state.agent and name not in collect_agents(self):
+            raise InvalidRequest(
+                f"The run was handed over to the agent '{name}', and no handoff of '{self.name}' leads there.",
+                param="run",
+                code="unknown_agent",
+            )
+
+    def _find_hooks(self, active: "Agent | None") -> Sequence[Callable[[RunEvent], object]]:
+        return () if active is None or active is self else active._hooks
+
+    async def _call_hooks(self, hooks: Sequence[Callable[[RunEvent], object]], event: RunEvent) -> None:
+        for hook in hooks:
             try:
                 result = hook(event)
                 if inspect.isawaitable(result):

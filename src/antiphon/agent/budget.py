@@ -30,6 +30,15 @@ class Budget:
         if parent is not None:
             parent.budget._add_child(parent.call_id, self)
 
+    def change_prices(self, prices: Prices | None) -> None:
+        """Set the prices of the agent that goes on with the run."""
+        self._prices = prices
+
+    @property
+    def unrecorded_cost(self) -> float | None:
+        """The cost of the usage whose cost is not in the journal. None without prices."""
+        return None if self._prices is None else self._prices.of(self._state.unpriced_usage)
+
     @property
     def cost(self) -> float | None:
         """The cost so far, at the prices of this run and including subagents. None without prices."""

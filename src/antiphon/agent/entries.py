@@ -14,8 +14,8 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolInvocation, UsageCost
 
-Consequence = Literal["", "decision", "no_progress", "budget"]
-"""The effect of a call's result on the run: it is the decision, or it ends the use of tools."""
+Consequence = Literal["", "decision", "no_progress", "budget", "blocked"]
+"""The effect of a call's result on the run: it is the decision, it ends the use of tools, or it ends the run."""
 
 
 class _Entry(Struct, tag_field="entry", frozen=True):
@@ -28,6 +28,12 @@ class StartEntry(_Entry, tag="Began", frozen=True):
     agent: str
     input: list[JsonObject]
     at: float
+
+
+class InputReplacedEntry(_Entry, tag="InputReplaced", frozen=True):
+    """A guardrail has replaced the input of the run, before the first turn."""
+
+    input: list[JsonObject]
 
 
 class AnswerEntry(_Entry, tag="Answered", frozen=True):
@@ -56,6 +62,19 @@ class FailedAttemptEntry(_Entry, tag="Wasted", frozen=True):
     usage: Usage
 
 
+class OutputReplacedEntry(_Entry, tag="OutputReplaced", frozen=True):
+    """A guardrail has replaced the text of the last answer."""
+
+    text: str
+
+
+class ArgumentsReplacedEntry(_Entry, tag="ArgumentsReplaced", frozen=True):
+    """A guardrail has replaced the arguments of a call, before a person was asked about it and before it ran."""
+
+    call_id: str
+    arguments: str
+
+
 class CallIntentEntry(_Entry, tag="Intended", frozen=True):
     """A call is about to run. It uses up the verdict on the call."""
 
@@ -77,7 +96,10 @@ class CallPauseEntry(_Entry, tag="Paused", frozen=True):
 
 
 class CallResultEntry(_Entry, tag="Resulted", frozen=True):
-    """The result of a call. `spent` is the usage of the models that the tool called, `tool_calls` their calls."""
+    """The result of a call. `spent` is the usage of the models that the tool called, `tool_calls` their calls.
+
+    `block_reason` is set if the consequence is that the run is blocked.
+    """
 
     call_id: str
     output: str | list[JsonObject]
@@ -85,6 +107,23 @@ class CallResultEntry(_Entry, tag="Resulted", frozen=True):
     consequence: Consequence = field(default="", name="means")
     spent: UsageCost | None = None
     tool_calls: int | UnsetType = UNSET
+    block_reason: str | UnsetType = UNSET
+
+
+class HandoffEntry(_Entry, tag="HandedOff", frozen=True):
+    """The result of a call by which the run goes over to the agent named `agent`. The call is the last of its turn.
+
+    `history` is the history for this agent, if a filter has changed it. `drops_encrypted` is true if the agent uses
+    another model, which cannot decrypt the earlier reasoning. `cost` is the cost of the usage since the last handoff,
+    at the prices of the agent before.
+    """
+
+    call_id: str
+    agent: str
+    output: str | list[JsonObject]
+    history: list[JsonObject] | UnsetType = UNSET
+    drops_encrypted: bool = False
+    cost: float | UnsetType = UNSET
 
 
 class Verdict(Struct, frozen=True):
@@ -121,11 +160,15 @@ class EndEntry(_Entry, tag="Ended", frozen=True):
 
 Entry = (
     StartEntry
+    | InputReplacedEntry
     | AnswerEntry
+    | OutputReplacedEntry
     | FailedAttemptEntry
+    | ArgumentsReplacedEntry
     | CallIntentEntry
     | CallPauseEntry
     | CallResultEntry
+    | HandoffEntry
     | ResumeEntry
     | EndEntry
 )

@@ -8,15 +8,20 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from antiphon.agent.entries import (
     AnswerEntry,
+    ArgumentsReplacedEntry,
     CallIntentEntry,
     CallPauseEntry,
     CallResultEntry,
     EndEntry,
     Entry,
     FailedAttemptEntry,
+    HandoffEntry,
+    InputReplacedEntry,
+    OutputReplacedEntry,
     ResumeEntry,
     StartEntry,
     Verdict,
@@ -42,6 +47,9 @@ _MAX_TITLE = 200
 _entry_decoder = msgspec.json.Decoder(Entry)
 _packed_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
+# The entries about an open call.
+_CALL_ENTRIES = ArgumentsReplacedEntry | CallIntentEntry | CallPauseEntry | CallResultEntry | HandoffEntry
+
 # The last element of a packed run that is also in a ledger.
 _STORED = "stored"
 
@@ -51,14 +59,25 @@ class RunState:
 
     def __init__(self) -> None:
         self.agent = ""
+        """The name of the agent that has started the run."""
+        self.active_agent = ""
+        """The name of the agent that goes on with the run: the same, or the one of the last handoff."""
         self.started_at = 0.0
         """The start time, moved forward by the pauses: the run has been working for the time since then."""
         self.history: list[JsonObject] = []
+        """The items that the model reads."""
+        self.filtered_count = 0
+        """The number of items at the beginning of the history that replace `unfiltered`."""
+        self.unfiltered: list[JsonObject] = []
         self.response_id: str | None = None
         self.sent_count = 0
         """The number of items of the history that the response of that id has seen."""
+        self._answer_index = 0
+        """The index of the first item of the last answer."""
         self.turns = 0
         self.tool_calls = 0
+        self.calls_before_handoff = 0
+        """The number of tool calls up to the last handoff."""
         self.output_repairs = 0
         self.usage = Usage(0, 0, 0)
         """The usage of all models, including those called by tools."""
@@ -75,14 +94,22 @@ class RunState:
         self.open_calls: list[ToolInvocation] = []
         """The calls of the last turn that have no result yet, in order."""
         self.started_calls: set[str] = set()
+        self.replaced_calls: set[str] = set()
+        """The open calls whose arguments a guardrail has replaced."""
         self.paused_calls: dict[str, CallPauseEntry] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.received_verdicts: set[tuple[str, int]] = set()
         """The calls and numbers of all verdicts that were recorded, used or not."""
         self.repeats = RepeatCounter()
         self.decision: ToolInvocation | None = None
+        self.block_reason = ""
         self.limit_reached = ""
         self.ended: EndEntry | None = None
+
+    @property
+    def conversation(self) -> list[JsonObject]:
+        """The whole conversation, including items that a filter has removed from the history."""
+        return [*self.unfiltered, *self.history[self.filtered_count :]]
 
     def awaits_verdict(self, call_id: str) -> bool:
         """Return True if a person may approve or deny this call."""
@@ -96,14 +123,15 @@ class RunState:
 
     def check(self, entry: Entry) -> None:
         """Raise ValueError if the entry cannot follow this state."""
-        if isinstance(entry, CallIntentEntry | CallPauseEntry | CallResultEntry):
+        if isinstance(entry, _CALL_ENTRIES):
             self._find_open(entry.call_id)
 
     def apply(self, entry: Entry) -> None:
         """Update the state. Raise ValueError if the entry cannot follow it."""
         match entry:
             case StartEntry():
-                self.agent, self.started_at = entry.agent, entry.at
+                self.agent = self.active_agent = entry.agent
+                self.started_at = entry.at
                 self.history += entry.input
             case AnswerEntry():
                 self._apply_answer(entry)
@@ -112,31 +140,65 @@ class RunState:
             case CallIntentEntry():
                 self._apply_intent(entry)
             case CallPauseEntry():
-                self._find_open(entry.call_id)
-                self.paused_calls[entry.call_id] = entry
-                for call in entry.calls:
-                    self.verdicts.pop(call.call_id, None)
+                self._apply_pause(entry)
             case CallResultEntry():
                 self._apply_result(entry)
+            case HandoffEntry():
+                self._apply_handoff(entry)
             case EndEntry():
                 self.ended = entry
-            case _:
+            case ResumeEntry():
                 self._apply_resume(entry)
+            case _:
+                self._apply_replacement(entry)
+
+    def _apply_replacement(self, entry: InputReplacedEntry | OutputReplacedEntry | ArgumentsReplacedEntry) -> None:
+        match entry:
+            case InputReplacedEntry():
+                self.history = list(entry.input)
+            case OutputReplacedEntry():
+                self._replace_output(entry.text)
+            case _:
+                self._replace_arguments(entry)
 
     def _apply_answer(self, entry: AnswerEntry) -> None:
         self.turns += 1
         self.output_repairs += entry.repairs_output
         self.last_turn_reason, self.incomplete_reason = entry.last_turn_reason, entry.incomplete_reason
         if entry.drops_encrypted:
-            self.history = drop_encrypted(self.history)
-        self.history += [*entry.extra_input, *entry.output]
+            self._drop_encrypted()
+        self.history += entry.extra_input
+        self._answer_index = len(self.history)
+        self.history += entry.output
         self.response_id = entry.response_id or None
         self.sent_count = len(self.history)
         self._add_usage(UsageCost(entry.usage))
         self.text, self.refusal = join_text(entry.output), join_text(entry.output, kinds=("refusal",))
         self.calls = find_invocations(entry.output)
         self.open_calls = list(self.calls)
-        self.started_calls, self.paused_calls, self.verdicts = set(), {}, {}
+        self.started_calls, self.replaced_calls, self.paused_calls, self.verdicts = set(), set(), {}, {}
+
+    def _replace_output(self, text: str) -> None:
+        """Replace the messages of the last answer."""
+        self.text = text
+        answer = self.history[self._answer_index :]
+        self.history[self._answer_index :] = [item for item in answer if item.get("type", "message") != "message"]
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        self.history.append({"type": "message", "role": "assistant", "content": content})
+        # The server has stored the original.
+        self.response_id, self.sent_count = None, len(self.history)
+
+    def _replace_arguments(self, entry: ArgumentsReplacedEntry) -> None:
+        call = self._find_open(entry.call_id)
+        replaced = msgspec.structs.replace(call, arguments=entry.arguments)
+        self.calls[self.calls.index(call)] = replaced
+        self.open_calls[self.open_calls.index(call)] = replaced
+        self.replaced_calls.add(entry.call_id)
+
+    def _drop_encrypted(self) -> None:
+        filtered = drop_encrypted(self.history[: self.filtered_count])
+        self.history = [*filtered, *drop_encrypted(self.history[self.filtered_count :])]
+        self.filtered_count = len(filtered)
 
     def _apply_intent(self, entry: CallIntentEntry) -> None:
         self._find_open(entry.call_id)
@@ -145,21 +207,51 @@ class RunState:
             self.started_calls.add(entry.call_id)
             self.tool_calls += 1
 
+    def _apply_pause(self, entry: CallPauseEntry) -> None:
+        self._find_open(entry.call_id)
+        self.paused_calls[entry.call_id] = entry
+        for call in entry.calls:
+            self.verdicts.pop(call.call_id, None)
+
     def _apply_result(self, entry: CallResultEntry) -> None:
-        call = self._find_open(entry.call_id)
-        self.open_calls.remove(call)
+        call = self._close_call(entry.call_id, entry.output)
         if entry.spent is not None:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
-        self.paused_calls.pop(entry.call_id, None)
         self.repeats.add(call, entry.output, is_error=entry.is_error)
         if entry.consequence == "decision":
             self.decision = call
+        elif entry.consequence == "blocked":
+            self.block_reason = entry.block_reason or ""
         elif entry.consequence:
             self.limit_reached = entry.consequence
-        self.history.insert(
-            self._find_output_index(call), make_output_item(self.find_item(call), shorten_output(entry.output))
-        )
+
+    def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:
+        """Add the output of an open call to the history."""
+        call = self._find_open(call_id)
+        self.open_calls.remove(call)
+        self.paused_calls.pop(call_id, None)
+        item = make_output_item(self.find_item(call), shorten_output(output))
+        self.history.insert(self.find_output_index(call), item)
+        return call
+
+    def _apply_handoff(self, entry: HandoffEntry) -> None:
+        call = self._close_call(entry.call_id, entry.output)
+        # A handoff alone is no progress: two agents might hand the run to each other without end.
+        self.repeats.add(call, entry.output, is_error=True)
+        self.active_agent = entry.agent
+        self.calls_before_handoff = self.tool_calls
+        self.output_repairs = 0
+        if entry.cost is not UNSET:
+            self.known_cost += entry.cost
+            self.unpriced_usage = Usage(0, 0, 0)
+        if entry.history is not UNSET:
+            self.unfiltered = self.conversation
+            self.history = list(entry.history)
+            self.filtered_count = len(self.history)
+        if entry.drops_encrypted:
+            self._drop_encrypted()
+        self.response_id, self.sent_count = None, len(self.history)
 
     def _apply_resume(self, entry: ResumeEntry) -> None:
         self.verdicts |= {verdict.call_id: verdict for verdict in entry.verdicts}
@@ -185,7 +277,7 @@ class RunState:
         items = (item for item in reversed(self.history) if item.get("type") in OUTPUT_TYPES)
         return next(item for item in items if item.get("call_id") == call.call_id)
 
-    def _find_output_index(self, call: ToolInvocation) -> int:
+    def find_output_index(self, call: ToolInvocation) -> int:
         """Return the index for a call's output: outputs are in the order of the calls."""
         position = self.calls.index(call)
         later = {each.call_id for each in self.calls[position + 1 :]}

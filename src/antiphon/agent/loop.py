@@ -9,12 +9,23 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
+
+import msgspec
 
 from antiphon.agent.budget import Budget, Stop, StopTimer
-from antiphon.agent.entries import AnswerEntry, EndEntry, FailedAttemptEntry
+from antiphon.agent.entries import (
+    AnswerEntry,
+    EndEntry,
+    FailedAttemptEntry,
+    InputReplacedEntry,
+    OutputReplacedEntry,
+)
+from antiphon.agent.guardrails import Blocked, InputCheck, OutputCheck, encode_output
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import DeltaKind, FailedAttempt, ModelAnswer, ModelClient, ModelNotice
+from antiphon.agent.model import DeltaKind, FailedAttempt, ModelAnswer, ModelNotice
 from antiphon.agent.outcome import (
+    AgentChanged,
     Notice,
     Outcome,
     ReasoningDelta,
@@ -27,14 +38,14 @@ from antiphon.agent.outcome import (
     TurnRestarted,
     TurnStarted,
 )
-from antiphon.agent.steps import End, NextTurn, Steps
-from antiphon.agent.task import Task
+from antiphon.agent.participants import FindParticipant, Participant
+from antiphon.agent.resume import FINISHED
+from antiphon.agent.steps import End, NextTurn, Steps, make_blocked_end
 from antiphon.agent.tool_calls import MakeContext, ToolCalls
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.ledger import RunTaken
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolContext
-from antiphon.tools.executor import Executor
+from antiphon.tools.base import ModelRetry, ToolContext
 from antiphon.upstream.error_mapping import PERMANENT_CODES
 
 logger = logging.getLogger(__name__)
@@ -42,6 +53,9 @@ logger = logging.getLogger(__name__)
 ESTIMATED = "The server reports no token usage: the usage is estimated."
 _MAX_DELAY_SECONDS = 60.0
 _DELTA_EVENTS: dict[DeltaKind, type[TextDelta | ReasoningDelta]] = {"text": TextDelta, "reasoning": ReasoningDelta}
+
+# The kinds of outcomes that have no answer of the model to check.
+_UNCHECKED_ENDS = ("decision", "needs_approval", "blocked")
 
 _InternalEvents = AsyncGenerator[RunEvent | list[TextDelta | ReasoningDelta], None]
 """The events of a run. The deltas that were received together are one element."""
@@ -53,10 +67,9 @@ class Loop:
     def __init__(
         self,
         journal: Journal,
-        model: ModelClient,
-        executor: Executor,
-        task: Task,
+        participant: Participant,
         *,
+        find_participant: FindParticipant | None = None,
         budget: Budget | None = None,
         make_context: MakeContext = ToolContext,
         cancel: asyncio.Event | None = None,
@@ -64,16 +77,22 @@ class Loop:
     ) -> None:
         self._journal = journal
         self._state = journal.state
-        self._model = model
-        self._task = task
-        self._budget = budget or Budget(journal.state, task)
-        self._steps = Steps(journal.state, task, self._budget)
+        self._participant = participant
+        self._find_participant = find_participant or (lambda _: participant)
+        self._active_agent = self._state.agent
+        self._budget = budget or Budget(journal.state, participant.task)
+        self._steps = Steps(journal.state, participant.task, self._budget)
         self._clock = clock
-        seconds = task.limits.seconds
+        seconds = participant.task.limits.seconds
         deadline = None if seconds is None else self._state.started_at + seconds
         self._stop_timer = StopTimer(deadline, cancel, clock)
         self._calls = ToolCalls(
-            journal, executor, task, self._stop_timer, budget=self._budget, make_context=make_context
+            journal,
+            participant,
+            self._stop_timer,
+            budget=self._budget,
+            make_context=make_context,
+            find_participant=self._find_participant,
         )
 
     async def events(self) -> RunEvents:
@@ -88,9 +107,9 @@ class Loop:
                         if index:
                             self._stop_timer.check()
                         yield delta
-        except Stop as stop:
+        except (Stop, Blocked) as stop:
             # Open calls stay open. When the run is resumed, it goes on as after a crash, with the same keys.
-            ended = await self._end(End(stop.reason))
+            ended = await self._end(_make_end(stop))
             for event in [*self._calls.drain_events(), ended]:
                 yield event
         except RunTaken:
@@ -106,13 +125,19 @@ class Loop:
             self._stop_timer.close()
 
     async def _run_steps(self) -> _InternalEvents:
+        if self._participant.guardrails.input:
+            await self._check_input()
+        if self._state.active_agent != self._active_agent:
+            yield self._change_agent()
         while True:
-            if self._state.open_calls:
+            if self._state.open_calls and self._state.ended is None:
                 self._stop_timer.check()
                 async with aclosing(self._calls.run(has_next_turn=self._steps.has_next_turn())) as events:
                     async for event in events:
                         yield event
-            step = self._steps.choose(self._calls.pending)
+                if self._state.active_agent != self._active_agent:
+                    yield self._change_agent()
+            step = await self._choose_step()
             if isinstance(step, End):
                 yield await self._end(step)
                 return
@@ -122,6 +147,56 @@ class Loop:
             async with aclosing(self._take_turn(step)) as turn:
                 async for part in turn:
                     yield part
+
+    async def _choose_step(self) -> End | NextTurn:
+        step = self._steps.choose(self._calls.pending)
+        return await self._check_output(step) if self._participant.guardrails.output else step
+
+    def _change_agent(self) -> AgentChanged:
+        """Go on as the agent to which the run was handed over."""
+        before, self._active_agent = self._active_agent, self._state.active_agent
+        self._participant = self._calls.participant = self._find_participant(self._active_agent)
+        self._steps = Steps(self._state, self._participant.task, self._budget)
+        self._budget.change_prices(self._participant.task.prices)
+        return AgentChanged(self._journal.run_id, before, self._active_agent)
+
+    # Guardrails
+
+    async def _check_input(self) -> None:
+        """Check the input of a run that has had no turn yet."""
+        if self._state.turns or self._state.ended is not None:
+            return
+        run_id, name = self._journal.run_id, self._participant.name
+        check = InputCheck(run_id=run_id, agent=name, items=self._state.history)
+        replaced = await self._stop_timer.wait(partial(self._participant.guardrails.check_input, check))
+        if replaced is not None:
+            await self._journal.write(InputReplacedEntry(replaced))
+
+    async def _check_output(self, end: End | NextTurn) -> End | NextTurn:
+        """Return the step after the output guardrails."""
+        state, participant = self._state, self._participant
+        if isinstance(end, NextTurn) or end.kind in _UNCHECKED_ENDS:
+            return end
+        if state.ended is not None or state.calls or not state.text:
+            return end
+        check = OutputCheck(
+            run_id=self._journal.run_id,
+            agent=participant.name,
+            output=end.output,
+            text=state.text,
+            retries=state.output_repairs,
+        )
+        try:
+            replaced = await self._stop_timer.wait(partial(participant.guardrails.check_output, check))
+        except ModelRetry as retry:
+            return self._steps.send_back(end, str(retry))
+        if replaced is None:
+            return end
+        await self._journal.write(OutputReplacedEntry(encode_output(participant.task, replaced.value)))
+        if end.error is not None:
+            # It may contain the answer.
+            return msgspec.structs.replace(end, error=msgspec.structs.replace(end.error, raw=None))
+        return msgspec.structs.replace(end, output=replaced.value)
 
     # Turns
 
@@ -133,7 +208,9 @@ class Loop:
         use_tools = not step.last_turn_reason
         while answer is None:
             try:
-                async with aclosing(self._model.take_turn(self._state, step.items, use_tools=use_tools)) as turn:
+                async with aclosing(
+                    self._participant.model.take_turn(self._state, step.items, use_tools=use_tools)
+                ) as turn:
                     while not isinstance(part := await self._stop_timer.wait(turn.__anext__), ModelAnswer):
                         if isinstance(part, ModelNotice | FailedAttempt):
                             for notice in await self._handle_notice(part):
@@ -144,7 +221,7 @@ class Loop:
             except (ServerError, RateLimited) as error:
                 # No tool was called yet, so the turn can be repeated.
                 attempt += 1
-                if attempt > self._task.turn_retries or not _is_retryable(error):
+                if attempt > self._participant.task.turn_retries or not _is_retryable(error):
                     raise
                 yield TurnRestarted(run_id, number, error.message)
                 if self._is_budget_used_up(step):
@@ -164,7 +241,7 @@ class Loop:
 
     def _find_estimate_notices(self, usage: Usage) -> list[Notice]:
         """Return a notice if the limits depend on an estimated usage for the first time."""
-        depends = self._task.limits.tokens is not None or self._task.prices is not None
+        depends = self._participant.task.limits.tokens is not None or self._participant.task.prices is not None
         is_first = usage.estimated and not self._state.usage.estimated
         return [Notice(self._journal.run_id, ESTIMATED)] if depends and is_first else []
 
@@ -187,8 +264,9 @@ class Loop:
         outcome = Outcome(
             kind=end.kind,
             run_id=self._journal.run_id,
+            agent=state.active_agent,
             output=end.output,
-            text=state.text or state.refusal,
+            text="" if end.kind == "blocked" else state.text or state.refusal,
             usage=self._budget.usage,
             turns=state.turns,
             tool_calls=self._budget.tool_calls,
@@ -196,8 +274,8 @@ class Loop:
             pending=end.pending,
             abandoned=tuple(self._calls.abandoned),
             error=end.error,
-            history=tuple(state.history if end.pending else self._calls.close_history()),
-            state=None if end.kind in ("final", "decision") else self._journal.pack(),
+            history=tuple(state.conversation if end.pending else self._calls.close_history()),
+            state=None if end.kind in FINISHED else self._journal.pack(),
         )
         return RunEnded(self._journal.run_id, outcome)
 
@@ -209,6 +287,10 @@ class Loop:
         except Exception:
             # The run can still be resumed, as after a crash.
             logger.warning("cannot write the end of the run %s", self._journal.run_id, exc_info=True)
+
+
+def _make_end(stop: Stop | Blocked) -> End:
+    return make_blocked_end(stop.stage, stop.reason) if isinstance(stop, Blocked) else End(stop.reason)
 
 
 def _make_entry(answer: ModelAnswer, step: NextTurn) -> AnswerEntry:

@@ -163,7 +163,7 @@ class ResponsesModel:
             request["tools"] = self._tools
             if not use_tools:
                 request["tool_choice"] = "none"
-            elif state.tool_calls and _forces_call(request.get("tool_choice")):
+            elif state.tool_calls > state.calls_before_handoff and _forces_call(request.get("tool_choice")):
                 # It applies to the first call. If it applied to every turn, the model could never answer.
                 del request["tool_choice"]
         if self._state == "server" and state.response_id is not None:
@@ -280,15 +280,16 @@ def _is_cut_off(item: JsonObject) -> bool:
 
 
 def _make_call_ids_unique(output: list[JsonObject]) -> bool:
-    """Give every call an id of its own. Return True if an id was changed."""
+    """Give every call an id of its own, without "/". Return True if an id was changed."""
     taken: set[str] = set()
     changed = False
     for item in output:
         if item.get("type") not in OUTPUT_TYPES:
             continue
         call_id = str(item.get("call_id") or "")
-        if not call_id or call_id in taken:
-            call_id = _make_new_id(call_id or "call", taken)
+        # The ids of a subagent's calls are joined with "/": see `subagents.py`.
+        if not call_id or call_id in taken or "/" in call_id:
+            call_id = _make_new_id(call_id.replace("/", "_") or "call", taken)
             changed = True
         taken.add(call_id)
         item["call_id"] = call_id

@@ -16,6 +16,7 @@ from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import ModelAnswer, TurnStream
 from antiphon.agent.outcome import Outcome, read_outcome
+from antiphon.agent.participants import Participant
 from antiphon.agent.provider import Turn
 from antiphon.agent.task import Task
 from antiphon.errors import AntiphonError, ConfigError
@@ -134,7 +135,7 @@ async def _review(
     limits = Limits(turns=max_turns, wrap_up=False)
     task = Task(limits=limits, decision=SUBMIT_DECISION, reminder=reminder, turn_retries=0)
     executor = Executor([_make_tool(tool) for tool in tools], unknown="unknown tool requested")
-    return await read_outcome(Loop(journal, model, executor, task).events())
+    return await read_outcome(Loop(journal, Participant(model=model, executor=executor, task=task)).events())
 
 
 def _describe_tools(tools: Sequence[OrchestratorTool | Tool]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ OutcomeKind = Literal[
     "deadline",
     "cancelled",
     "needs_approval",
+    "blocked",
     "failed",
 ]
 
@@ -35,7 +36,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The result of an agent run.
 
     `output` is the typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run,
-    whose answer was cut off; `text` is the last text.
+    whose answer was cut off; `text` is the last text. `agent` is the name of the agent that ended the run.
     `pending` are the calls that wait for approval. `abandoned` are the calls whose tools did not stop at the time limit
     of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run can
     continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
@@ -43,6 +44,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     kind: OutcomeKind
     run_id: str
+    agent: str = ""
     output: Any = None
     text: str = ""
     usage: Usage
@@ -94,6 +96,13 @@ class ToolFinished(RunEvent, tag="tool.finished"):
     call: ToolInvocation
     output: Any
     is_error: bool
+
+
+class AgentChanged(RunEvent, tag="agent.changed"):
+    """The run was handed over to another agent."""
+
+    from_agent: str
+    agent: str
 
 
 class TurnFinished(RunEvent, tag="turn.finished"):

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, structs
 
@@ -15,7 +15,8 @@ from antiphon.tools.base import ToolInvocation
 
 INTERRUPTED = "The process was interrupted during this call. Whether it has had an effect is not known."
 
-_FINISHED = ("final", "decision")
+FINISHED = ("final", "decision", "blocked")
+"""The kinds of outcomes after which a run cannot be resumed."""
 
 # The run of a subagent has the idempotency key of its call as its id: see `tool_calls.py`.
 _SUBAGENT_RUN = re.compile(r"(.+?)(?::\d+:\d+)+")
@@ -29,6 +30,7 @@ async def resume_journal(
     agent: str | None = None,
     force: bool = False,
     ownership: Ownership | None = None,
+    check: Callable[[RunState], None] = lambda _: None,
 ) -> Journal:
     """Load the journal of a run and record that this process resumes it. A finished run stays as it is.
 
@@ -36,7 +38,7 @@ async def resume_journal(
     belongs to the owner of the first run; only the first run can be resumed from outside. Raises InvalidRequest for an
     unknown run, for the run of a subagent, and for a verdict on a call that does not wait for one. Unless `force` is
     set, raises RunTaken if a process executes the run, and InvalidRequest if it is the run of an agent with another
-    name than `agent`.
+    name than `agent`. `check` may raise too, before anything is written.
     """
     journal = await _find_journal(run, ledger)
     if agent is not None and journal.state.agent != agent and not force:
@@ -51,6 +53,7 @@ async def resume_journal(
         return journal
     if agent is not None and ledger is not None:
         await _refuse_subagent_run(journal.run_id, ledger)
+    check(journal.state)
     if ledger is None or not has_leases(ledger):
         await _write_resume(journal, verdicts, None)
         return journal
@@ -60,6 +63,7 @@ async def resume_journal(
         journal = await load(journal.run_id, ledger)
         journal.ownership = taken
         if not _is_finished(journal.state):
+            check(journal.state)
             lease = await ledger.find_lease(journal.run_id)
             idle = taken.idle_seconds if ownership is None or lease is None else lease.idle_seconds
             await _write_resume(journal, verdicts, idle)
@@ -95,7 +99,7 @@ def _check_verdicts(state: RunState, verdicts: Sequence[Verdict]) -> None:
 
 
 def _is_finished(state: RunState) -> bool:
-    return state.ended is not None and state.ended.kind in _FINISHED
+    return state.ended is not None and state.ended.kind in FINISHED
 
 
 def is_interrupted(state: RunState, call: ToolInvocation) -> bool:

@@ -42,6 +42,11 @@ class NextTurn(msgspec.Struct, frozen=True):
         return [{"role": "user", "content": self.message}] if self.message else []
 
 
+def make_blocked_end(stage: str, reason: str) -> End:
+    """Return the end of a run that a guardrail has stopped."""
+    return End("blocked", error=RunError(f"{stage}_guardrail", reason))
+
+
 class Steps:
     """Chooses the next step from the state of a run."""
 
@@ -61,7 +66,11 @@ class Steps:
 
     def choose(self, pending: Sequence[ToolInvocation]) -> End | NextTurn:
         """Return the next step. `pending` are the calls that wait for approval."""
-        state, limits = self._state, self._task.limits
+        state = self._state
+        if state.ended is not None and state.ended.kind == "blocked":
+            return End("blocked", error=state.ended.error)
+        if state.block_reason:
+            return make_blocked_end("result", state.block_reason)
         if state.decision is not None:
             return End("decision", read_arguments(state.decision))
         if pending:
@@ -72,8 +81,11 @@ class Steps:
                 return NextTurn(CONTINUE)
             return End(cast(OutcomeKind, state.last_turn_reason), self._parse_last_output())
         step = self._evaluate_answer() if state.turns and not state.calls else NextTurn()
-        if isinstance(step, End):
-            return step
+        return step if isinstance(step, End) else self.limit(step)
+
+    def limit(self, step: NextTurn) -> End | NextTurn:
+        """Return the step, or another one if a limit is reached."""
+        limits = self._task.limits
         if self._budget.is_parent_used_up():
             # The parent run uses the remaining turn for its own answer.
             return End("budget")
@@ -114,18 +126,28 @@ class Steps:
         return End("final", text) if self._task.reminder is None else NextTurn(self._task.reminder)
 
     def _evaluate_output(self, text: str) -> End | NextTurn:
-        """Parse the answer. The model may repeat an invalid one once."""
+        """Parse the answer. The model may repeat an invalid one."""
         assert self._task.output is not None
         try:
             return End("final", self._task.output.parse(text))
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             incomplete_reason = self._state.incomplete_reason
             reason = f"it was cut off ({incomplete_reason})" if incomplete_reason else str(error)
-            if self._state.output_repairs:
+            if self._state.output_repairs >= self._task.output_retries:
                 message = f"The answer does not match the output type: {reason}"
                 return End("failed", error=RunError("invalid_output", message, text))
             message = f"Your answer does not fit: {reason}. Answer again, with nothing but the JSON."
             return NextTurn(message, repairs_output=True)
+
+    def send_back(self, end: End, message: str) -> End | NextTurn:
+        """Return the step after an output guardrail has asked for another answer."""
+        if end.kind != "final":
+            # There is no other turn.
+            return msgspec.structs.replace(end, output=None)
+        if self._state.output_repairs >= self._task.output_retries:
+            error = RunError("invalid_output", f"The answer was not accepted: {message}", self._state.text)
+            return End("failed", error=error)
+        return self.limit(NextTurn(message, repairs_output=True))
 
     def _parse_last_output(self) -> Any:
         """Return the output of a last turn; None if it does not match the output type."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from antiphon.agent.limits import Limits, Prices
 from antiphon.protocol.json_text import read_json
+from antiphon.tools.function import encode_json
 from antiphon.tools.schema import JsonType, support_pydantic_unions
 
 # A code block in Markdown.
@@ -15,6 +16,9 @@ _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
 
 
 class Output(Protocol):
+    def encode(self, value: Any) -> str:
+        """Return the text of a final answer."""
+
     def parse(self, text: str) -> Any:
         """Return the final answer in a text. Raises msgspec.ValidationError or msgspec.DecodeError."""
 
@@ -23,7 +27,8 @@ class Task(Struct, frozen=True, kw_only=True):
     """The goal and the limits of a run.
 
     `output` parses the final answer. A call of the tool named `decision` ends the run. With `reminder`, a turn of text
-    alone does not end the run: the model gets this text and takes another turn.
+    alone does not end the run: the model gets this text and takes another turn. `output_retries` is the number of
+    further answers after one that does not match the output type, or that an output guardrail has sent back.
     """
 
     limits: Limits = Limits()
@@ -32,6 +37,7 @@ class Task(Struct, frozen=True, kw_only=True):
     decision: str | None = None
     reminder: str | None = None
     turn_retries: int = 2
+    output_retries: int = 1
 
 
 class TypedOutput:
@@ -52,6 +58,10 @@ class TypedOutput:
     def format(self) -> dict[str, Any]:
         """The `text.format` of a request."""
         return {"type": "json_schema", "name": "output", "schema": self._type.schema, "strict": True}
+
+    def encode(self, value: Any) -> str:
+        """Return the JSON of an answer with this value."""
+        return encode_json({"value": value} if self._is_wrapped else value).decode()
 
     def parse(self, text: str) -> Any:
         """Return the value in an answer. The JSON may be in a Markdown code block.

@@ -6,31 +6,47 @@ unnoticed.
 
 import asyncio
 import contextlib
+import functools
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from antiphon.agent.approvals import DENIED, needs_approval
 from antiphon.agent.budget import Budget, StopTimer
-from antiphon.agent.entries import CallIntentEntry, CallPauseEntry, CallResultEntry, Consequence
+from antiphon.agent.entries import (
+    ArgumentsReplacedEntry,
+    CallIntentEntry,
+    CallPauseEntry,
+    CallResultEntry,
+    Consequence,
+    HandoffEntry,
+)
+from antiphon.agent.guardrails import Blocked, CallCheck, ResultCheck
+from antiphon.agent.handoffs import SECOND_HANDOFF, Handoff
 from antiphon.agent.history import make_output_item
 from antiphon.agent.journal import Journal
 from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, add_warning, make_signature
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
+from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
+from antiphon.tools.base import ApprovalRequired, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
 from antiphon.tools.executor import CallObserver, Executor, make_error_result, replace_surrogates
+
+logger = logging.getLogger(__name__)
 
 LIMIT_REACHED = "The call was not made: the run has reached a limit."
 RUN_STOPPED = "The call was not made: the run was stopped before."
 CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
 DECISION_TAKEN = "The decision is taken."
 AFTER_DECISION = "The call was not made: the decision was taken before."
+
+WITHHELD = "The result was withheld: a guardrail has stopped the run."
 
 MakeContext = Callable[..., ToolContext]
 
@@ -44,17 +60,18 @@ class ToolCalls:
     def __init__(
         self,
         journal: Journal,
-        executor: Executor,
-        task: Task,
+        participant: Participant,
         stop_timer: StopTimer,
         *,
         budget: Budget,
         make_context: MakeContext,
+        find_participant: FindParticipant,
     ) -> None:
         self._journal = journal
         self._state = journal.state
-        self._executor = executor
-        self._task = task
+        self.participant = participant
+        """The active agent."""
+        self._find_participant = find_participant
         self._stop_timer = stop_timer
         self._budget = budget
         self._make_context = make_context
@@ -71,23 +88,32 @@ class ToolCalls:
         if decision is None and not has_next_turn:
             await self._close_open_calls(LIMIT_REACHED)
         else:
+            if self.participant.guardrails.calls:
+                await self._check_calls()
             candidates = open_calls[: open_calls.index(decision)] if decision else list(open_calls)
-            admitted: list[ToolInvocation] = []
-            repeats: list[int] = []
-            for call in candidates:
-                repeat = self._count_repeats(call, admitted)
-                if await self._admit(call, admitted, repeat):
-                    admitted.append(call)
-                    repeats.append(repeat)
+            handoffs = [call for call in candidates if call.name in self.participant.handoffs]
+            others = [call for call in candidates if call not in handoffs] if handoffs else candidates
             # Leaving this method must stop all calls: a later result would be written after the end of the run.
-            async with contextlib.aclosing(self._run_all(admitted, repeats)) as events:
+            async with contextlib.aclosing(self._run_admitted(others)) as events:
                 async for event in events:
                     yield event
+            if handoffs and not self.pending and not self._state.block_reason:
+                async with contextlib.aclosing(self._run_handoff(*handoffs)) as events:
+                    async for event in events:
+                        yield event
             if decision is not None and not self.pending:
                 await self._write_result(decision, ToolResult(DECISION_TAKEN), consequence="decision")
                 await self._close_open_calls(AFTER_DECISION)
         for event in self.drain_events():
             yield event
+
+    @property
+    def _executor(self) -> Executor:
+        return self.participant.executor
+
+    @property
+    def _task(self) -> Task:
+        return self.participant.task
 
     async def begin(self, call: ToolInvocation, attempt: int) -> None:
         """Record an attempt at a call before it is made. Raise RunTaken if another process has taken over the run."""
@@ -106,7 +132,7 @@ class ToolCalls:
     def close_history(self) -> list[JsonObject]:
         """Return the history with an error as the output of each open call, so that another run can continue it."""
         state = self._state
-        history = list(state.history)
+        history = state.conversation
         for call in state.open_calls:
             error = make_error_result(CANCELLED if call.call_id in state.started_calls else RUN_STOPPED)
             history.append(make_output_item(state.find_item(call), error.output))
@@ -117,7 +143,56 @@ class ToolCalls:
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event for event in events if event is not _DONE]
 
+    # Guardrails
+
+    async def _check_calls(self) -> None:
+        """Check the open calls that have not begun. A call that has begun was checked before."""
+        state, guardrails = self._state, self.participant.guardrails
+        for call in list(state.open_calls):
+            if call.call_id in state.started_calls or call.call_id in state.replaced_calls:
+                continue
+            check = CallCheck(run_id=self._journal.run_id, agent=self.participant.name, call=call)
+            try:
+                checked = await self._stop_timer.wait(functools.partial(guardrails.check_call, check))
+            except ModelRetry as retry:
+                await self._write_result(call, make_error_result(str(retry)))
+                continue
+            if checked != call:
+                await self._journal.write(ArgumentsReplacedEntry(call.call_id, checked.arguments))
+
+    async def _check_result(self, call: ToolInvocation, result: ToolResult) -> tuple[ToolResult, str]:
+        """Return the result for the model, and the reason to end the run if there is one."""
+        check = ResultCheck(run_id=self._journal.run_id, agent=self.participant.name, call=call, result=result)
+        try:
+            return await self.participant.guardrails.check_result(check), ""
+        except ModelRetry as retry:
+            replaced, reason = make_error_result(str(retry)), ""
+        except Blocked as blocked:
+            replaced, reason = make_error_result(WITHHELD), blocked.reason
+        return structs.replace(replaced, spent=result.spent, tool_calls=result.tool_calls), reason
+
     # Admission
+
+    async def _run_admitted(self, calls: list[ToolInvocation]) -> AsyncGenerator[RunEvent, None]:
+        """Run the calls that can run now."""
+        admitted: list[ToolInvocation] = []
+        repeats: list[int] = []
+        for call in calls:
+            repeat = self._count_repeats(call, admitted)
+            if await self._admit(call, admitted, repeat):
+                admitted.append(call)
+                repeats.append(repeat)
+        async with contextlib.aclosing(self._run_all(admitted, repeats)) as events:
+            async for event in events:
+                yield event
+
+    async def _run_handoff(self, call: ToolInvocation, *others: ToolInvocation) -> AsyncGenerator[RunEvent, None]:
+        """Run a handoff, after all other calls of the turn, and refuse further ones."""
+        for other in others:
+            await self._write_result(other, make_error_result(SECOND_HANDOFF))
+        async with contextlib.aclosing(self._run_admitted([call])) as events:
+            async for event in events:
+                yield event
 
     async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeat: int) -> bool:
         """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""
@@ -228,7 +303,39 @@ class ToolCalls:
         if repeat >= WARN_AT and not self._state.repeats.is_new(call, result.output):
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)
-        await self._finish_write(self._write_result(call, result))
+        block_reason = ""
+        if self.participant.guardrails.results:
+            result, block_reason = await self._check_result(call, result)
+        handoff = None if result.is_error or block_reason else self.participant.handoffs.get(call.name)
+        if handoff is not None:
+            result = await self._hand_off(call, handoff, result)
+            if not result.is_error:
+                return
+        await self._finish_write(self._write_result(call, result, block_reason=block_reason))
+
+    async def _hand_off(self, call: ToolInvocation, handoff: Handoff, result: ToolResult) -> ToolResult:
+        """Pass the run to another agent. Return an error for the model if that fails."""
+        state, before = self._state, self.participant
+        history = list(state.history)
+        history.insert(state.find_output_index(call), make_output_item(state.find_item(call), result.output))
+        try:
+            filtered = await handoff.filter_history(history)
+        except Exception as error:
+            logger.warning("the input_filter of the handoff %s failed", call.name, exc_info=error)
+            return make_error_result(f"The handoff failed: {type(error).__name__}: {error}")
+        after = self._find_participant(handoff.agent.name)
+        cost = self._budget.unrecorded_cost
+        entry = HandoffEntry(
+            call.call_id,
+            after.name,
+            result.output,
+            UNSET if filtered is None else filtered,
+            before.endpoint != after.endpoint,
+            UNSET if cost is None else cost,
+        )
+        await self._finish_write(self._journal.write(entry))
+        self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
+        return result
 
     def _count_spent(self, call: ToolInvocation) -> tuple[UsageCost | UnsetType, int | UnsetType]:
         """Return the usage and the tool calls of the subagent of a call so far."""
@@ -256,9 +363,18 @@ class ToolCalls:
 
         return report
 
-    async def _write_result(self, call: ToolInvocation, result: ToolResult, *, consequence: Consequence = "") -> None:
-        calls = result.tool_calls or UNSET
-        entry = CallResultEntry(call.call_id, result.output, result.is_error, consequence, result.spent, calls)
+    async def _write_result(
+        self, call: ToolInvocation, result: ToolResult, *, consequence: Consequence = "", block_reason: str = ""
+    ) -> None:
+        entry = CallResultEntry(
+            call.call_id,
+            result.output,
+            result.is_error,
+            "blocked" if block_reason else consequence,
+            result.spent,
+            result.tool_calls or UNSET,
+            block_reason or UNSET,
+        )
         await self._journal.write(entry)
         self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
 

@@ -103,6 +103,10 @@ class ToolInvocation(Struct, frozen=True):
     arguments: str
 
 
+class ModelRetry(Exception):
+    """Raised by a tool or a guardrail to send a call, its result or an answer back to the model with a message."""
+
+
 class ApprovalRequired(Exception):
     """Raised by a tool whose own tool calls (`calls`) need approval before it can continue.
 

@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.errors import ConfigError
 from antiphon.ledger import LedgerFailed, RunTaken, defer_cancellation, repeat_cancellation
-from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.base import ApprovalRequired, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +162,8 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> Too
         return _validate_result(await tool.invoke(call.arguments, context))
     except (ApprovalRequired, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):
         raise
+    except ModelRetry as retry:
+        return make_error_result(str(retry))
     except msgspec.ValidationError as error:
         return make_error_result(f"The arguments do not fit the schema: {error}")
     except msgspec.DecodeError as error:

@@ -69,13 +69,18 @@ def make_result(value: Any) -> ToolResult:
         return ToolResult(value)
     if hasattr(value, "model_dump_json"):
         return ToolResult(value.model_dump_json())
-    encoded = msgspec.json.encode(value, enc_hook=_encode_pydantic)
+    encoded = encode_json(value)
     if b"null" in encoded:
         # The value may contain NaN or an infinity, which JSON lacks. The model must not read them as a missing value.
         encoded = msgspec.json.encode(
             _name_floats(msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_pydantic))
         )
     return ToolResult(encoded.decode())
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value that may contain models of pydantic."""
+    return msgspec.json.encode(value, enc_hook=_encode_pydantic)
 
 
 def _name_floats(value: Any) -> Any:

@@ -35,6 +35,7 @@ from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, Signature, add_warning, make_signature
 from antiphon.agent.outcome import Outcome, RunEnded, TurnStarted
+from antiphon.agent.participants import Participant
 from antiphon.agent.task import Task
 from antiphon.agent.transports.base import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
@@ -82,7 +83,7 @@ class Execution:
         await journal.write(StartEntry("execute", [], time.time()))
         # The answer at the limit is the last iteration.
         task = Task(limits=Limits(turns=MAX_ITERATIONS - 1), turn_retries=0)
-        loop = Loop(journal, self._model, self._executor, task)
+        loop = Loop(journal, Participant(model=self._model, executor=self._executor, task=task))
         held: list[Progress] = []
         async with aclosing(loop.events()) as events:
             async for event in events:

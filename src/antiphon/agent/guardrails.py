@@ -1,0 +1,249 @@
+"""Guardrails: functions that check the input, the output and the tool calls of a run.
+
+A guardrail returns None to accept a value, `Replace` to go on with another one, or `Block` to stop the run. It raises
+`ModelRetry` to send a call, a result or an answer back to the model with a message. A guardrail that fails stops the
+run, so that nothing passes unchecked.
+"""
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from antiphon.agent.approvals import read_arguments
+from antiphon.agent.history import join_text
+from antiphon.agent.task import Task
+from antiphon.errors import AntiphonError, ConfigError
+from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import ModelRetry, ToolInvocation, ToolResult
+from antiphon.tools.function import make_result
+
+logger = logging.getLogger(__name__)
+
+Stage = Literal["input", "output", "call", "result"]
+T = TypeVar("T")
+
+
+class Block(Struct, frozen=True):
+    """The verdict that stops the run. Its outcome is `blocked`, with the reason in `outcome.error`."""
+
+    reason: str
+
+
+class Replace(Struct, frozen=True):
+    """The verdict that replaces the checked value.
+
+    The value is a text or items for an input, an output for an output, a mapping or a JSON text for the arguments of
+    a call, and for a result anything that a tool can return.
+    """
+
+    value: Any
+
+
+class _Check(Struct, frozen=True, kw_only=True):
+    """Base of the values that guardrails check. `agent` is the name of the active agent, `deps` are of the run."""
+
+    run_id: str
+    agent: str
+    deps: Any = None
+
+
+class InputCheck(_Check, frozen=True, kw_only=True):
+    """The input of a run, before the first turn: the history and the task."""
+
+    items: Sequence[JsonObject]
+
+    @property
+    def text(self) -> str:
+        """The text of the messages that the model has not answered yet."""
+        start = max((index + 1 for index, item in enumerate(self.items) if not _is_user_message(item)), default=0)
+        return join_text(self.items[start:])
+
+
+class OutputCheck(_Check, frozen=True, kw_only=True):
+    """The answer of a run. `retries` is the number of answers that were sent back before."""
+
+    output: Any
+    text: str
+    retries: int = 0
+
+
+class CallCheck(_Check, frozen=True, kw_only=True):
+    """A tool call that is about to be made, before a person is asked to approve it."""
+
+    call: ToolInvocation
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the call. Empty if they are not a JSON object: then the tool rejects them."""
+        return read_arguments(self.call) or {}
+
+
+class ResultCheck(_Check, frozen=True, kw_only=True):
+    """The result of a tool call, before it is stored and before the model reads it."""
+
+    call: ToolInvocation
+    result: ToolResult
+
+
+Verdict = Block | Replace | None
+InputGuardrail = Callable[[InputCheck], Verdict | Awaitable[Verdict]]
+OutputGuardrail = Callable[[OutputCheck], Verdict | Awaitable[Verdict]]
+CallGuardrail = Callable[[CallCheck], Verdict | Awaitable[Verdict]]
+ResultGuardrail = Callable[[ResultCheck], Verdict | Awaitable[Verdict]]
+
+
+class GuardrailFailed(AntiphonError):
+    """A guardrail raised an exception, or returned no verdict."""
+
+    status = 500
+    type = "server_error"
+    default_code = "guardrail_failed"
+
+
+class Blocked(Exception):
+    """A guardrail stops the run."""
+
+    def __init__(self, stage: Stage, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.reason = reason
+
+
+class Guardrails(Struct, frozen=True, kw_only=True):
+    """The guardrails of an agent. All methods raise Blocked or GuardrailFailed; all but `check_input` ModelRetry."""
+
+    input: Sequence[InputGuardrail] = ()
+    output: Sequence[OutputGuardrail] = ()
+    calls: Sequence[CallGuardrail] = ()
+    results: Sequence[ResultGuardrail] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            for each in getattr(self, name):
+                if not callable(each):
+                    raise ConfigError(f"{each!r} is not a guardrail: it cannot be called.")
+
+    async def check_input(self, check: InputCheck) -> list[JsonObject] | None:
+        """Return the items that replace the input; None if it stays."""
+        replaced: list[JsonObject] | None = None
+        for guardrail in self.input:
+            try:
+                verdict = await _run("input", guardrail, check)
+            except ModelRetry:
+                raise _make_failure(guardrail, "an input cannot be sent back to the model") from None
+            if verdict is not None:
+                replaced = _read_items(guardrail, verdict.value)
+                check = msgspec.structs.replace(check, items=replaced)
+        return replaced
+
+    async def check_output(self, check: OutputCheck) -> Replace | None:
+        """Return the output that replaces the answer; None if it stays."""
+        replaced: Replace | None = None
+        for guardrail in self.output:
+            verdict = await _run("output", guardrail, check)
+            if verdict is not None:
+                replaced = verdict
+                text = verdict.value if isinstance(verdict.value, str) else check.text
+                check = msgspec.structs.replace(check, output=verdict.value, text=text)
+        return replaced
+
+    async def check_call(self, check: CallCheck) -> ToolInvocation:
+        """Return the call to make."""
+        for guardrail in self.calls:
+            verdict = await _run("call", guardrail, check)
+            if verdict is not None:
+                arguments = _encode_arguments(guardrail, verdict.value)
+                check = msgspec.structs.replace(check, call=msgspec.structs.replace(check.call, arguments=arguments))
+        return check.call
+
+    async def check_result(self, check: ResultCheck) -> ToolResult:
+        """Return the result for the model."""
+        for guardrail in self.results:
+            verdict = await _run("result", guardrail, check)
+            if verdict is not None:
+                result = _make_result(guardrail, verdict.value, check.result)
+                check = msgspec.structs.replace(check, result=result)
+        return check.result
+
+
+NO_GUARDRAILS = Guardrails()
+
+
+def encode_output(task: Task, value: Any) -> str:
+    """Return an output as the text of an answer. Raises GuardrailFailed if it does not match the output type."""
+    if task.output is None:
+        if not isinstance(value, str):
+            raise GuardrailFailed(f"An output guardrail has replaced a text by {type(value).__name__}.")
+        return value
+    try:
+        text = task.output.encode(value)
+        task.output.parse(text)
+    except (msgspec.MsgspecError, TypeError, ValueError, NotImplementedError) as error:
+        raise GuardrailFailed(
+            f"An output guardrail has returned a value that does not match the output type: {error}"
+        ) from None
+    return text
+
+
+async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> Replace | None:
+    try:
+        verdict = guardrail(check)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except ModelRetry:
+        raise
+    except Exception as error:
+        logger.exception("a guardrail failed")
+        raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from error
+    if isinstance(verdict, Block):
+        raise Blocked(stage, verdict.reason)
+    if isinstance(verdict, ModelRetry):
+        raise verdict
+    if verdict is None or isinstance(verdict, Replace):
+        return verdict
+    raise _make_failure(guardrail, f"it returned {type(verdict).__name__}, not None, Replace or Block")
+
+
+def _make_failure(guardrail: Callable[[Any], Any], reason: str) -> GuardrailFailed:
+    name = getattr(guardrail, "__name__", type(guardrail).__name__)
+    return GuardrailFailed(f"The guardrail '{name}' failed: {reason}.")
+
+
+def _read_items(guardrail: Callable[[Any], Any], value: Any) -> list[JsonObject]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, Sequence) or not all(isinstance(item, dict) for item in value):
+        raise _make_failure(guardrail, "an input is replaced by a string or a list of items")
+    try:
+        items: list[JsonObject] = msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _make_failure(guardrail, f"the items cannot be encoded as JSON: {error}") from None
+    return items
+
+
+def _encode_arguments(guardrail: Callable[[Any], Any], value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        raise _make_failure(guardrail, "arguments are replaced by a mapping or a JSON text")
+    try:
+        return msgspec.json.encode(dict(value)).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _make_failure(guardrail, f"the arguments cannot be encoded as JSON: {error}") from None
+
+
+def _make_result(guardrail: Callable[[Any], Any], value: Any, replaced: ToolResult) -> ToolResult:
+    """Return the new result. The usage of the tool does not change."""
+    try:
+        result = make_result(value)
+    except Exception as error:
+        raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from None
+    return msgspec.structs.replace(result, spent=replaced.spent, tool_calls=replaced.tool_calls)
+
+
+def _is_user_message(item: JsonObject) -> bool:
+    return item.get("type", "message") == "message" and item.get("role") == "user"
