@@ -4,24 +4,33 @@ import asyncio
 import functools
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
 from msgspec import Struct, field
 
 from antiphon.errors import AntiphonError, ConfigError, Unavailable
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.tools.base import Tool, ToolContext, ToolResult
+from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
 from antiphon.tools.executor import make_error_result
 from antiphon.tools.mcp_connection import Connect, McpConnection, connect_http, connect_stdio, require_package
+from antiphon.tools.mcp_resources import (
+    McpPrompt,
+    McpResource,
+    McpResourceTemplate,
+    make_prompt_tools,
+    make_resource_tools,
+)
 from antiphon.tools.schema import is_strict
 
 if TYPE_CHECKING:
     from mcp.types import Tool as McpTool
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DEFAULT_TIMEOUT = 300.0
 _MAX_NAME_LENGTH = 64
@@ -34,13 +43,21 @@ class McpOptions(TypedDict, total=False):
 
     `prefix` is put before each name, so that the tools of two servers do not collide. `allow` are the tools to offer.
     Default: all. `timeout` is in seconds, for every tool or by name. None means no limit; the default is 300.
-    `needs_approval` applies to all tools, or to the named ones.
+    `needs_approval` applies to all tools, to the named ones, to those that the server does not declare harmless
+    ("destructive"), or depends on the name and the arguments. `retries`, `on_interrupt` and `repeatable` are those of
+    `Tool`, for every tool or by name. Their defaults come from the annotations of the server. With `resource_tools` and
+    `prompt_tools`, there are further tools that list and read the resources and the prompts of the server.
     """
 
     prefix: str
     allow: Collection[str]
     timeout: float | Mapping[str, float] | None
-    needs_approval: bool | Collection[str]
+    needs_approval: bool | Literal["destructive"] | Collection[str] | Callable[[str, Mapping[str, Any]], bool]
+    retries: int | Mapping[str, int]
+    on_interrupt: OnInterrupt | Mapping[str, OnInterrupt]
+    repeatable: bool | Collection[str]
+    resource_tools: bool
+    prompt_tools: bool
 
 
 class McpServer:
@@ -55,6 +72,7 @@ class McpServer:
         self._connect = connect
         self._options = options
         self._tools: list[Tool] = []
+        self._listed: list[McpTool] = []
         self._connection: McpConnection | None = None
         self._closed = True
         self._connecting = asyncio.Lock()
@@ -110,12 +128,20 @@ class McpServer:
         return await self._list_tools(self._connection)
 
     async def _list_tools(self, connection: McpConnection) -> "list[McpTool]":
-        listed = await connection.list_tools()
+        self._listed = await connection.list_tools()
+        self._tools = self._make_tools(self._listed)
+        return self._listed
+
+    def _make_tools(self, listed: "list[McpTool]") -> list[Tool]:
         allowed = self._options.get("allow")
         tools = [self._make_tool(tool) for tool in listed if allowed is None or tool.name in allowed]
+        prefix = _INVALID_CHARACTER.sub("_", self._options.get("prefix", ""))
+        if self._options.get("resource_tools", False):
+            tools += make_resource_tools(self, prefix)
+        if self._options.get("prompt_tools", False):
+            tools += make_prompt_tools(self, prefix)
         self._require_unique_names(tools)
-        self._tools = tools
-        return listed
+        return tools
 
     def _schedule_listing(self) -> None:
         listing = asyncio.get_running_loop().create_task(self._refresh_tools())
@@ -132,9 +158,10 @@ class McpServer:
     def _check_option_names(self, listed: "list[McpTool]") -> None:
         """Raise ConfigError if an option names an unknown tool."""
         available = {tool.name for tool in listed}
-        for option in ("allow", "timeout", "needs_approval"):
+        for option in ("allow", "timeout", "needs_approval", "retries", "on_interrupt", "repeatable"):
             named = self._options.get(option)
-            missing = sorted(set(named) - available) if isinstance(named, Collection) else []
+            by_name = isinstance(named, Collection) and not isinstance(named, str)
+            missing = sorted(set(named) - available) if by_name else []  # type: ignore[call-overload]
             if missing:
                 known = ", ".join(sorted(available)) or "none"
                 raise ConfigError(
@@ -151,27 +178,51 @@ class McpServer:
         # Some upstreams reject an object schema without `properties`.
         parameters = {"type": "object", "properties": {}} | listed.input_schema
         timeout = self._options.get("timeout", _DEFAULT_TIMEOUT)
-        approval = self._options.get("needs_approval", False)
         hints = listed.annotations
         # A call that changes nothing, or nothing more than once, can be made again.
-        is_repeatable = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+        is_idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+        repeatable = self._options.get("repeatable", is_idempotent)
+        retries = self._find_option("retries", listed.name, 0)
         return Tool(
             name=_INVALID_CHARACTER.sub("_", self._options.get("prefix", "") + listed.name)[:_MAX_NAME_LENGTH],
             description=listed.description or listed.title or listed.name,
             parameters=parameters,
             strict=is_strict(parameters),
             timeout=timeout.get(listed.name, _DEFAULT_TIMEOUT) if isinstance(timeout, Mapping) else timeout,
-            needs_approval=approval if isinstance(approval, bool) else listed.name in approval,
-            invoke=functools.partial(self._invoke, listed.name),
-            on_interrupt="retry" if is_repeatable else "ask",
-            repeatable=is_repeatable,
+            retries=retries,
+            needs_approval=self._choose_approval(listed),
+            invoke=functools.partial(self._invoke, listed.name, raises=retries > 0),
+            on_interrupt=self._find_option("on_interrupt", listed.name, "retry" if is_idempotent else "ask"),
+            repeatable=repeatable if isinstance(repeatable, bool) else is_idempotent or listed.name in repeatable,
         )
 
-    async def _invoke(self, name: str, text: str, context: ToolContext) -> ToolResult:
+    def _find_option(self, option: str, name: str, default: Any) -> Any:
+        """Return the value of an option for the tool of this name."""
+        value = self._options.get(option, default)
+        return value.get(name, default) if isinstance(value, Mapping) else value
+
+    def _choose_approval(self, listed: "McpTool") -> bool | Callable[[Mapping[str, Any]], bool]:
+        approval = self._options.get("needs_approval", False)
+        if isinstance(approval, bool):
+            return approval
+        if callable(approval):
+            return functools.partial(approval, listed.name)
+        if approval == "destructive":
+            hints = listed.annotations
+            # Without annotations, the protocol assumes that a tool is destructive.
+            return hints is None or not (hints.read_only_hint or hints.destructive_hint is False)
+        if isinstance(approval, str):
+            raise ConfigError(f"needs_approval: {approval!r} is not 'destructive', a boolean, a list or a function.")
+        return listed.name in approval
+
+    async def _invoke(self, name: str, text: str, context: ToolContext, *, raises: bool) -> ToolResult:
+        """Call a tool. With `raises`, the executor repeats a call that the server did not answer."""
         arguments: JsonObject = read_json(text or "{}", JsonObject)
         try:
             return translate_result(await self._call(name, arguments, context))
         except AntiphonError as error:
+            if raises:
+                raise
             return make_error_result(error.message)
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> JsonObject:
@@ -184,6 +235,40 @@ class McpServer:
                 raise
         connection = await self._get_connection()
         return await connection.call(name, arguments, meta=meta, report=context.report)
+
+    # Resources and prompts
+
+    async def list_resources(self) -> list[McpResource]:
+        """Return the resources of the server."""
+        return msgspec.convert(await self._read(McpConnection.list_resources), list[McpResource])
+
+    async def list_resource_templates(self) -> list[McpResourceTemplate]:
+        """Return the families of resources of the server."""
+        return msgspec.convert(await self._read(McpConnection.list_resource_templates), list[McpResourceTemplate])
+
+    async def read_resource(self, uri: str) -> list[JsonObject]:
+        """Return the content of a resource as content parts of the Responses API. Raises UpstreamError."""
+        payload = await self._read(lambda connection: connection.read_resource(uri))
+        return [_translate_resource(msgspec.convert(each, _Resource)) for each in payload.get("contents", ())]
+
+    async def list_prompts(self) -> list[McpPrompt]:
+        """Return the prompts of the server."""
+        return msgspec.convert(await self._read(McpConnection.list_prompts), list[McpPrompt])
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> list[JsonObject]:
+        """Return the messages of a prompt as input items: a task for an agent. Raises UpstreamError."""
+        payload = await self._read(lambda connection: connection.get_prompt(name, arguments or {}))
+        return [_translate_message(message) for message in payload.get("messages", ())]
+
+    async def _read(self, read: Callable[[McpConnection], Awaitable[T]]) -> T:
+        """Return the result of a request that has no effect. It is repeated once if the connection is lost."""
+        connection = await self._get_connection()
+        try:
+            return await read(connection)
+        except AntiphonError:
+            if not connection.state.lost:
+                raise
+        return await read(await self._get_connection())
 
     async def _get_connection(self) -> McpConnection:
         """Return the connection; if it is lost, open a new one."""
@@ -259,6 +344,15 @@ def _translate_resource(resource: _Resource) -> JsonObject:
     return _make_json_part(
         {"resource": resource.uri, "mime_type": mime_type, "base64_characters": len(blob), "note": "cannot be shown"}
     )
+
+
+def _translate_message(message: JsonObject) -> JsonObject:
+    part = _translate_block(message.get("content") or {"type": "text"})
+    if message.get("role") != "assistant":
+        return {"role": "user", "content": [part]}
+    # The messages of a model consist of text.
+    text = part["text"] if part["type"] == "input_text" else msgspec.json.encode({"note": "cannot be shown"}).decode()
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 
 
 def _is_in_text(structured: Any, parts: list[JsonObject]) -> bool:

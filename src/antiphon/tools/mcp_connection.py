@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,29 +178,71 @@ class McpConnection:
 
     async def list_tools(self) -> "list[McpTool]":
         """Return the tools of all pages. Raises UpstreamError if that fails, UpstreamTimeout if it takes too long."""
+        return await self._list("tools")
+
+    async def list_resources(self) -> list[JsonObject]:
+        """Return the resources as JSON data. A server without resources has none."""
+        return [] if self._capabilities.resources is None else _dump(await self._list("resources"))
+
+    async def list_resource_templates(self) -> list[JsonObject]:
+        """Return the resource templates as JSON data."""
+        return [] if self._capabilities.resources is None else _dump(await self._list("resource_templates"))
+
+    async def list_prompts(self) -> list[JsonObject]:
+        """Return the prompts as JSON data. A server without prompts has none."""
+        return [] if self._capabilities.prompts is None else _dump(await self._list("prompts"))
+
+    async def read_resource(self, uri: str) -> JsonObject:
+        """Return the result of `resources/read` as JSON data. Raises UpstreamError if the server returns none."""
+        return await self._read(lambda client: client.read_resource(uri))
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, str]) -> JsonObject:
+        """Return the result of `prompts/get` as JSON data. Raises UpstreamError if the server returns none."""
+        return await self._read(lambda client: client.get_prompt(name, dict(arguments)))
+
+    @property
+    def _capabilities(self) -> Any:
+        return self._client.result().server_capabilities
+
+    async def _list(self, kind: str) -> list[Any]:
         limit = asyncio.timeout(self._timeout)
+        name = kind.replace("_", " ")
         try:
             async with limit:
-                return await self._read_pages(self._client.result())
+                return await self._read_pages(kind, name)
         except Exception as error:
             if limit.expired():
-                reason = f"did not list its tools in {self._timeout:g} s"
+                reason = f"did not list its {name} in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
             raise _map_error(self._name, error) from error
 
-    async def _read_pages(self, client: "Client") -> "list[McpTool]":
-        tools: list[McpTool] = []
+    async def _read_pages(self, kind: str, name: str) -> list[Any]:
+        list_page = getattr(self._client.result(), f"list_{kind}")
+        elements: list[Any] = []
         cursors: set[str] = set()
         cursor: str | None = None
         while True:
-            page = await client.list_tools(cursor=cursor)
-            tools += page.tools
+            page = await list_page(cursor=cursor)
+            elements += getattr(page, kind)
             cursor = page.next_cursor
             if not cursor:
-                return tools
+                return elements
             if cursor in cursors:
-                raise UpstreamError(f"The MCP server {self._name} lists its tools without end: a cursor repeats.")
+                raise UpstreamError(f"The MCP server {self._name} lists its {name} without end: a cursor repeats.")
             cursors.add(cursor)
+
+    async def _read(self, send: "Callable[[Client], Awaitable[Any]]") -> JsonObject:
+        """Send a request that has no effect."""
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                result = await send(self._client.result())
+        except Exception as error:
+            if limit.expired():
+                reason = f"did not answer in {self._timeout:g} s"
+                raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
+            raise UpstreamError(f"The MCP server {self._name} returned no result: {error}") from error
+        return _dump([result])[0]
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
         """Call a tool and return the result as JSON data. Raises UpstreamError if the server returns none."""
@@ -219,8 +261,7 @@ class McpConnection:
             raise UpstreamError(self._describe_failure("" if broken else error.message)) from error
         except Exception as error:
             raise UpstreamError(self._describe_failure(f"{type(error).__name__}: {error}")) from error
-        payload: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return payload
+        return _dump([result])[0]
 
     def _describe_failure(self, reason: str) -> str:
         if not reason:
@@ -271,6 +312,11 @@ class McpConnection:
             logger.info("the MCP server %s ended the subscription to its tools", self._name, exc_info=error)
             if self._subscribed:  # the server may have stopped, and may come back with other tools
                 self.state.mark_lost()
+
+
+def _dump(models: Sequence[Any]) -> list[JsonObject]:
+    """Return models of the `mcp` package as JSON data."""
+    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in models]
 
 
 def _map_error(name: str, error: BaseException) -> AntiphonError:
