@@ -68,6 +68,36 @@ class GrammarLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queued: Annotated[int, Meta(ge=1)] = 64
 
 
+class FileLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[files]`: limits on files, uploads and vector stores."""
+
+    max_file_bytes: Annotated[int, Meta(ge=1)] = 512 * 1024 * 1024
+    max_upload_bytes: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024 * 1024
+    max_part_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_project_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_input_bytes: Annotated[int, Meta(ge=1)] = 50 * 1024 * 1024
+    max_text_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_file_tokens: Annotated[int, Meta(ge=1)] = 5_000_000
+    parse_seconds: Annotated[float, Meta(gt=0, le=3600)] = 60
+    worker_megabytes: Annotated[int, Meta(ge=64)] = 1024
+    idle_seconds: Annotated[float, Meta(ge=0, le=86400)] = 30
+    search_cache_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
+
+
+class EmbeddingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[embeddings]`: an OpenAI-compatible server that computes the vectors of vector stores."""
+
+    base_url: Annotated[str, Meta(min_length=1)]
+    model: Annotated[str, Meta(min_length=1)]
+    api_key: str | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    batch: Annotated[int, Meta(ge=1, le=2048)] = 32
+    timeout: Annotated[float, Meta(gt=0, le=3600)] = 60
+
+    def __repr__(self) -> str:
+        return f"EmbeddingSettings(base_url={self.base_url!r}, model={self.model!r})"
+
+
 class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[dbos]` of version 0.1.0. Its limits set the new settings, its other options have no effect."""
 
@@ -136,6 +166,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
     grammars: GrammarLimits = GrammarLimits()
+    files: FileLimits = FileLimits()
+    embeddings: EmbeddingSettings | None = None
     compat: Dialect = "openai"
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
@@ -172,7 +204,7 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) i
 # Settings of version 0.1.0 that are still accepted in a file.
 _DEPRECATED = frozenset({"dbos"})
 # Settings with an environment variable. Tables have none.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "grammars", "models"}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "embeddings", "files", "grammars", "models"}
 _LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
@@ -256,6 +288,11 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_models(value, origin=origin)
     if name == "grammars":
         _check_names(_convert(value, dict[str, Any], origin=origin), GrammarLimits.__struct_fields__, origin=origin)
+    if name == "files":
+        _check_names(_convert(value, dict[str, Any], origin=origin), FileLimits.__struct_fields__, origin=origin)
+    if name == "embeddings":
+        value = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
+        _check_names(value, EmbeddingSettings.__struct_fields__, origin=origin)
     if name == "dbos":
         return _read_dbos(value, env, origin=origin)
     if name == "data_dir":

@@ -8,7 +8,7 @@ from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits, StoreLimits
-from antiphon.store.location import locate_store
+from antiphon.store.location import locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
 from antiphon.upstream.addresses import OutboundRules
@@ -39,7 +39,8 @@ def build_engine(settings: Settings) -> Engine:
         chain_cache_bytes=settings.store_cache_bytes,
     )
     store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
-    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
+    files = locate_files(url, settings.data_dir)
+    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer, files_folder=files)
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:
@@ -84,6 +85,8 @@ def make_policy(settings: Settings) -> Policy:
         max_tools=settings.max_tools,
         max_prompt_bytes=settings.max_prompt_bytes,
         grammar_limits=settings.grammars,
+        file_limits=settings.files,
+        embeddings=settings.embeddings,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
         answer_limits=AnswerLimits(

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -33,9 +34,15 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
 
+if TYPE_CHECKING:
+    from antiphon.engine.files.service import FileService
+
 
 class Engine:
-    """Serves requests. Owns its backends and its store: `start` opens them, `close` closes them."""
+    """Serves requests. Owns its backends and its store: `start` opens them, `close` closes them.
+
+    `files_folder` is the folder of uploaded files. Without it, they are in a temporary one.
+    """
 
     def __init__(
         self,
@@ -44,8 +51,11 @@ class Engine:
         store: Store,
         policy: Policy | None = None,
         sealer: Sealer | None = None,
+        files_folder: Path | None = None,
     ) -> None:
         self._policy = policy or Policy()
+        self._files_folder = files_folder
+        self._file_service: FileService | None = None
         sealer = sealer or Sealer([make_secret()])
         self._store = store
         self.conversations = Conversations(store, self._policy)
@@ -81,17 +91,33 @@ class Engine:
             stack.push_async_callback(self._pipeline.close)
             await self._background.start()
             self._sweeper.start()
+            if self._files_folder is not None and self._files_folder.exists():
+                _ = self.file_service  # continues to index the files of an earlier process
             stack.pop_all()
         self.ready = True
 
     async def close(self) -> None:
         self.ready = False
         try:
+            if self._file_service is not None:
+                await self._file_service.close()
             await self._sweeper.close()
             await self._background.close()
             await self._pipeline.close()
         finally:
             await self._store.close()
+
+    @property
+    def file_service(self) -> "FileService":
+        """The files, uploads and vector stores. They are loaded at the first use, because most servers have none."""
+        if self._file_service is None:
+            from antiphon.engine.files.service import FileService
+
+            self._file_service = FileService(
+                self._files_folder, limits=self._policy.file_limits, embeddings=self._policy.embeddings
+            )
+            self._file_service.start()
+        return self._file_service
 
     async def check_ready(self) -> None:
         """Raise Unavailable unless the models are loaded and the store can be written to."""

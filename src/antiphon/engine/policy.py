@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.config import GrammarLimits, UnsupportedTools
+from antiphon.config import EmbeddingSettings, FileLimits, GrammarLimits, UnsupportedTools
 from antiphon.store.limits import RunLimits
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
@@ -30,6 +30,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `answer_limits`: limits on the size of one answer of a model.
     `outbound`: the rules for URLs of clients that an upstream fetches.
     `grammar_limits`: limits on schemas and grammars that this process compiles.
+    `file_limits`: limits on files and vector stores. `embeddings`: the server of embeddings; None for the local model.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
@@ -48,6 +49,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_tools: int = 4096
     max_prompt_bytes: int = 32 * 1024 * 1024
     grammar_limits: GrammarLimits = GrammarLimits()
+    file_limits: FileLimits = FileLimits()
+    embeddings: EmbeddingSettings | None = None
     stateless: bool = False
     id_prefix: str = ""
     answer_limits: AnswerLimits = AnswerLimits()

@@ -8,29 +8,22 @@ CPU time and memory. A grammar that passes is cheap, and this process can compil
 import asyncio
 import logging
 import signal
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
-from typing import TypeVar
 
-import msgspec
-
-from antiphon.config import GrammarLimits, environment
+from antiphon.config import GrammarLimits
 from antiphon.errors import ServerError, Unavailable
+from antiphon.framed_process import FramedProcess
 from antiphon.grammars.messages import Job, Ready, Setup, TrialResult, Vocabulary
 from antiphon.turn_queue import QueueLimits, TurnQueue
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-# Variables that an interpreter may need. The worker gets no others, since they may be secrets.
 _FIXED_VARIABLES = {
     "MALLOC_ARENA_MAX": "1",  # an arena per thread would count as memory of the compiler
     "RUST_BACKTRACE": "0",  # the backtrace of a crash takes seconds
 }
-_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 _CACHE_SIZE = 1000
 # On a busy machine, CPU time passes slowly.
@@ -55,7 +48,8 @@ class GrammarTrial:
 
     def __init__(self, *, load_vocabulary: Callable[[], Vocabulary] | None = None) -> None:
         self._load_vocabulary = load_vocabulary
-        self._worker: _Worker | None = None
+        self._worker: FramedProcess | None = None
+        self._megabytes = 0  # the memory limit of the worker
         self._queue = TurnQueue(1)
         self._is_closed = False
         # The fault of each grammar, or None. Least recently used first.
@@ -96,7 +90,7 @@ class GrammarTrial:
     async def _run(self, syntax: str, definition: str, limits: GrammarLimits) -> str | None:
         """Return the fault that a worker finds, or the reason why it died."""
         job = Job(syntax, definition.encode(errors="replace").decode(), limits.compile_seconds)
-        if self._worker is not None and (self._worker.megabytes != limits.compile_megabytes or self._worker.has_ended):
+        if self._worker is not None and (self._megabytes != limits.compile_megabytes or self._worker.has_ended):
             await self.end_worker()
         is_new = self._worker is None
         exit_code, result = await self._send(job, limits)
@@ -120,6 +114,7 @@ class GrammarTrial:
             raise Unavailable(_SHUTTING_DOWN)
         if self._worker is None:
             self._worker = await self._start_worker(limits.compile_megabytes)
+            self._megabytes = limits.compile_megabytes
         worker = self._worker
         is_reusable = False
         try:
@@ -134,11 +129,11 @@ class GrammarTrial:
                 await asyncio.shield(self.end_worker())
         return worker.exit_code, result
 
-    async def _start_worker(self, megabytes: int) -> "_Worker":
+    async def _start_worker(self, megabytes: int) -> FramedProcess:
         vocabulary = None
         if self._load_vocabulary is not None:
             vocabulary = await asyncio.to_thread(self._load_vocabulary)
-        worker = await _Worker.start(megabytes)
+        worker = await FramedProcess.start("antiphon.grammars.worker", _FIXED_VARIABLES)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await worker.send(Setup(megabytes=megabytes, vocabulary=vocabulary))
@@ -162,59 +157,3 @@ class GrammarTrial:
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.end()
-
-
-class _Worker:
-    """A worker process and its frames."""
-
-    def __init__(self, process: asyncio.subprocess.Process, megabytes: int) -> None:
-        self.megabytes = megabytes
-        self._process = process
-
-    @classmethod
-    async def start(cls, megabytes: int) -> "_Worker":
-        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # -P: modules in the working directory must not be imported.
-        variables = environment()
-        chosen = {name: variables[name] for name in _VARIABLES if name in variables} | _FIXED_VARIABLES
-        command = (sys.executable, "-P", "-m", "antiphon.grammars.worker")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=null, env=chosen, start_new_session=True
-            )
-        except OSError as error:
-            raise ServerError(f"The process that compiles grammars cannot start: {error}") from error
-        return cls(process, megabytes)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.returncode is not None
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    async def send(self, message: msgspec.Struct) -> None:
-        assert self._process.stdin is not None
-        data = msgspec.msgpack.encode(message)
-        self._process.stdin.write(len(data).to_bytes(4) + data)
-        with suppress(ConnectionError):  # `receive` notices the end of the process
-            await self._process.stdin.drain()
-
-    async def receive(self, kind: type[_T]) -> _T | None:
-        """Return the next message; None if the process has ended."""
-        assert self._process.stdout is not None
-        try:
-            head = await self._process.stdout.readexactly(4)
-            return msgspec.msgpack.decode(await self._process.stdout.readexactly(int.from_bytes(head)), type=kind)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self._process.wait()
-            return None
-
-    async def end(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        # This closes the pipes. A running trial may still read, and then sees the end itself.
-        with suppress(RuntimeError):
-            await self._process.communicate()
-        await self._process.wait()

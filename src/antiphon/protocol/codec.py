@@ -66,6 +66,16 @@ class Decoded(NamedTuple, Generic[T]):
     ignored: tuple[str, ...]
 
 
+def make_decoder(kind: type[T]) -> Callable[[bytes], Decoded[T]]:
+    """Return a function that decodes request bodies of this type."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(body: bytes) -> Decoded[T]:
+        return Decoded(*_decode_leniently(decoder.decode, body))
+
+    return decode
+
+
 def decode_request(body: bytes) -> DecodedRequest:
     """Decode the body of `POST /v1/responses`. Raise InvalidRequest with the param path if it is invalid.
 

@@ -4,9 +4,10 @@ import asyncio
 import math
 import string
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
@@ -192,6 +193,30 @@ class HttpRequest:
         for start in range(0, size, PART_BYTES):
             await self._send_body(body.data[start : start + PART_BYTES], more=start + PART_BYTES < size)
 
+    async def respond_file(self, size: int, parts: AsyncIterator[bytes], *, filename: str) -> None:
+        """Respond with status 200 and the content of a file, in parts that wait for the client to read."""
+        headers = [
+            *self._make_headers(),
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", b"%d" % size),
+            (b"content-disposition", f"attachment; filename*=UTF-8''{quote(filename, safe='')}".encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        if self.method == "HEAD":
+            await self._start(200, headers)
+            await self._send_body(b"", more=False)
+            return
+        # The head is sent with the first part: a content that cannot be read is an error response.
+        remaining = size
+        async for part in parts:
+            if not self.status:
+                await self._start(200, headers)
+            remaining -= len(part)
+            await self._send_body(part, more=remaining > 0)
+        if not self.status:
+            await self._start(200, headers)
+            await self._send_body(b"", more=False)
+
     async def write(self, chunk: bytes) -> None:
         """Send a part of an event stream in one write to the socket. Wait while the client reads slowly."""
         if self._keepalive_task is not None:
@@ -350,7 +375,7 @@ async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     budget = http_request.body_budget
     if budget is not None and declared > FREE_BYTES:  # smaller ones always fit
         budget.check(declared)
-    first, more = await _receive_body(http_request)
+    first, more = await receive_body(http_request)
     if len(first) > limit:
         raise _too_large(limit)
     return (
@@ -369,7 +394,7 @@ async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *,
                 raise budget.make_error()
             if not more:
                 break
-            body, more = await _receive_body(http_request)
+            body, more = await receive_body(http_request)
             if len(whole) + len(body) > limit:
                 raise _too_large(limit)
             whole += body
@@ -385,7 +410,7 @@ async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *,
     return bytes(whole)
 
 
-async def _receive_body(http_request: HttpRequest) -> tuple[bytes, bool]:
+async def receive_body(http_request: HttpRequest) -> tuple[bytes, bool]:
     """Return the next part of the body, and True if more follows."""
     message = await http_request.receive()
     if message["type"] == "http.disconnect":

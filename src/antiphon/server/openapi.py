@@ -156,17 +156,30 @@ def _describe_operation(
         "tags": [entry.path.split("/")[2] if entry.path.startswith("/v1/") else "server"],
         "security": _describe_security(entry, requires_key=requires_key),
         "parameters": [*_describe_path(entry.path), *_describe_query(operation)],
-        "responses": {"101": {"description": _UPGRADE}}
-        if operation.response_type is None
-        else {"200": _describe_response(operation, components)},
+        "responses": _describe_success(operation, components),
     }
     if operation.body_type is not None:
         schema = components.describe(operation.body_type, read=True)
-        described["requestBody"] = {
-            "required": not operation.optional_body,
-            "content": {"application/json": {"schema": schema}},
-        }
+        kind = "application/json"
+        if operation.file_field:
+            kind, schema = "multipart/form-data", _add_file(schema, operation.file_field)
+        described["requestBody"] = {"required": not operation.optional_body, "content": {kind: {"schema": schema}}}
     return described
+
+
+def _describe_success(operation: Operation, components: Components) -> Document:
+    if operation.returns_file:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        return {"200": {"description": "The content.", "headers": _refer_headers(), "content": content}}
+    if operation.response_type is None:
+        return {"101": {"description": _UPGRADE}}
+    return {"200": _describe_response(operation, components)}
+
+
+def _add_file(schema: Schema, name: str) -> Schema:
+    """Return the schema of a form with these fields and a file."""
+    file = {"type": "object", "properties": {name: {"type": "string", "format": "binary"}}, "required": [name]}
+    return {"allOf": [schema, file]}
 
 
 def _describe_security(entry: RouteEntry, *, requires_key: bool) -> list[Document]:

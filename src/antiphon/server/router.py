@@ -20,9 +20,11 @@ class Operation(Struct, frozen=True, kw_only=True):
     """Describes a route for the OpenAPI document.
 
     The types are those that the handler itself decodes and encodes. An operation without a `response_type` opens a
-    WebSocket. If `streams` is set, the response may be an event stream instead; `event_types` are its events by name,
-    if they differ from those of a response. `errors` lists only errors that do not follow from the route, such as a
-    missing key or an unknown id. `error_type` is the handler's error body, if it is not the standard one.
+    WebSocket, unless it `returns_file`. With `file_field`, the body is a form with a file of this name, and its other
+    fields are those of `body_type`. If `streams` is set, the response may be an event stream instead; `event_types` are
+    its events by name, if they differ from those of a response. `errors` lists only errors that do not follow from the
+    route, such as a missing key or an unknown id. `error_type` is the handler's error body, if it is not the standard
+    one.
     """
 
     id: str
@@ -35,6 +37,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     event_types: Mapping[str, Any] = {}
     error_type: Any = None
     errors: tuple[type[AntiphonError], ...] = ()
+    file_field: str = ""
+    returns_file: bool = False
 
 
 class Route(NamedTuple):

@@ -42,6 +42,17 @@ def locate_store(
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")
 
 
+def locate_files(url: str, data_dir: Path) -> Path | None:
+    """Return the folder of the files that belong to a store. None means a temporary one, for the memory store."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        return None
+    if scheme != "sqlite":
+        return data_dir / "files"
+    path = _parse_path(rest)
+    return path.with_name(f"{path.name}-files")
+
+
 def _parse_path(rest: str) -> Path:
     path = rest.removeprefix("///")
     if path == rest or not path:

@@ -165,8 +165,11 @@ class ConnectionThread:
 class Database:
     """Base of the parts of the SQLite store. `now` is the clock for expiry and leases.
 
-    The default for `configuration_id` is a random one, which no other process has.
+    The default for `configuration_id` is a random one, which no other process has. `schema` is the folder of the
+    migrations.
     """
+
+    schema = "sqlite"
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class Database:
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
 
     async def open(self) -> None:
-        writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files)
+        writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files, self.schema)
         self._threads = (
             ConnectionThread("store-writer", writer, self._make_batch_writer(writer).execute, self._files),
             ConnectionThread("store-reader", reader, _read_batch, self._files),
@@ -422,14 +425,14 @@ def _read_consistently(
         connection.execute("ROLLBACK")
 
 
-def _open_connections(path: Path, files: DatabaseFiles) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+def _open_connections(path: Path, files: DatabaseFiles, schema: str) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """Create the file if there is none, migrate it, and return a connection for writing and one for reading."""
     try:
         create_file(path)
         opened = files.identify()
         writer = connect(path)
         try:
-            migrate(writer, read_migrations(), path=str(path))
+            migrate(writer, read_migrations(schema), path=str(path))
             (page_size,) = writer.execute("PRAGMA page_size").fetchone()
             files.record(opened, page_size=page_size)
             reader = connect(path)

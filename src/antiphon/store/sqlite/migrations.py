@@ -14,9 +14,9 @@ class Migration(NamedTuple):
     script: str
 
 
-def read_migrations() -> list[Migration]:
-    """Return all migrations in order, from the files `migrations/sqlite/NNN_name.sql`."""
-    folder = resources.files("antiphon.store") / "migrations" / "sqlite"
+def read_migrations(schema: str = "sqlite") -> list[Migration]:
+    """Return all migrations of a schema in order, from the files `migrations/SCHEMA/NNN_name.sql`."""
+    folder = resources.files("antiphon.store") / "migrations" / schema
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]
 

@@ -1,0 +1,219 @@
+"""Search in the chunks of vector stores, by vectors and by words."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from antiphon.engine.files.embedding import Embedder
+from antiphon.engine.files.storage import FileStorage
+from antiphon.errors import InvalidRequest
+from antiphon.offload import run_in_thread
+from antiphon.protocol.filters import Filter
+from antiphon.protocol.vector_stores import Attributes
+from antiphon.retrieval.ranking import Ranked, SearchWeights, VectorBlock, merge, normalize_ranks, split_words
+from antiphon.store.files.database import FileDatabase
+from antiphon.store.files.rows import SearchEntry, StoreRow
+
+_PAGE_CHUNKS = 1000
+_MAX_MATCHES = 2000
+# A store that does not fit the cache is read in blocks of this size.
+_BLOCK_BYTES = 16 * 1024 * 1024
+
+
+class SearchQuery(NamedTuple):
+    """Queries, of which the best results are returned."""
+
+    texts: Sequence[str]
+    limit: int
+    filter: Filter | None = None
+    threshold: float = 0.0
+    weights: SearchWeights = SearchWeights()
+
+
+class FoundChunk(NamedTuple):
+    """A result of a search."""
+
+    file_id: str
+    filename: str
+    attributes: Attributes | None
+    score: float
+    text: str
+
+
+class _CachedStore(NamedTuple):
+    """The content of a vector store at a revision. `blocks` are by entry, `whole` has all of them."""
+
+    revision: int
+    entries: dict[int, SearchEntry]
+    blocks: dict[int, VectorBlock]
+    whole: VectorBlock | None
+    size: int
+
+
+class Searcher:
+    """Searches vector stores. It has the vectors of those that were searched last in memory."""
+
+    def __init__(self, storage: FileStorage, embedder: Embedder, *, cache_bytes: int) -> None:
+        self._storage = storage
+        self._embedder = embedder
+        self._cache_bytes = cache_bytes
+        self._loading = asyncio.Lock()
+        # Least recently used first.
+        self._cache: OrderedDict[tuple[str, str], _CachedStore] = OrderedDict()
+
+    async def search(self, project: str, store: StoreRow, query: SearchQuery) -> list[FoundChunk]:
+        """Return the best chunks, best first. Raises InvalidRequest if the store has vectors of another model."""
+        if store.embedding != self._embedder.id:
+            raise InvalidRequest(
+                f"The vector store '{store.id}' has vectors of '{store.embedding}', but this server uses "
+                f"'{self._embedder.id}'. Create a new vector store with the same files.",
+                param="vector_store_id",
+                code="embedding_model_changed",
+            )
+        database = await self._storage.open()
+        cached = await self._load_entries(database, project, store)
+        allowed = self._select(cached, query.filter)
+        if not cached.entries or (allowed is not None and not allowed):
+            return []
+        rankings = [await self._rank(database, project, store, text, query, allowed) for text in query.texts]
+        ranked = merge(rankings, query.limit)
+        texts = await database.load_chunk_texts([each.chunk_id for each in ranked])
+        return [
+            FoundChunk(entry.file_id, entry.filename, entry.attributes, each.score, texts[each.chunk_id])
+            for each in ranked
+            # A file may have been removed meanwhile.
+            if each.chunk_id in texts and (entry := cached.entries.get(each.entry)) is not None
+        ]
+
+    def forget(self, project: str, store_id: str) -> None:
+        """Remove a deleted vector store from memory."""
+        self._cache.pop((project, store_id), None)
+
+    def _select(self, cached: _CachedStore, condition: Filter | None) -> list[int] | None:
+        """Return the entries that a filter allows, or None if there is no filter."""
+        if condition is None:
+            return None
+        return [entry.position for entry in cached.entries.values() if condition.matches(entry.attributes or {})]
+
+    async def _rank(
+        self,
+        database: FileDatabase,
+        project: str,
+        store: StoreRow,
+        text: str,
+        query: SearchQuery,
+        allowed: list[int] | None,
+    ) -> list[Ranked]:
+        vector: Any = None
+        if query.weights.embedding:
+            vector = await self._embedder.embed_query(text)
+        scores: dict[int, float] = {}
+        if query.weights.text:
+            words = split_words(text)
+            matches = await database.match_words(store.scope, words, limit=_MAX_MATCHES, entries=allowed)
+            scores = normalize_ranks([(match.chunk_id, match.rank) for match in matches])
+
+        def rank(block: VectorBlock) -> list[Ranked]:
+            return block.rank(
+                vector, scores, query.weights, limit=query.limit, threshold=query.threshold, allowed=allowed
+            )
+
+        cached = await self._load_vectors(database, project, store)
+        if cached is not None:
+            return [] if cached.whole is None else await run_in_thread(rank, cached.whole)
+        return await self._rank_from_disk(database, project, store, rank, query.limit)
+
+    async def _rank_from_disk(
+        self, database: FileDatabase, project: str, store: StoreRow, rank: Any, limit: int
+    ) -> list[Ranked]:
+        """Rank the chunks of a store that does not fit the cache, block by block."""
+        best: list[Ranked] = []
+        blocks: list[VectorBlock] = []
+        size = 0
+        for entry in (await self._load_entries(database, project, store)).entries:
+            async for block in self._read_blocks(database, entry):
+                blocks.append(block)
+                size += block.size
+                if size >= _BLOCK_BYTES:
+                    best = merge([best, await run_in_thread(_rank_joined, rank, blocks)], limit)
+                    blocks, size = [], 0
+        if blocks:
+            best = merge([best, await run_in_thread(_rank_joined, rank, blocks)], limit)
+        return best
+
+    async def _load_entries(self, database: FileDatabase, project: str, store: StoreRow) -> _CachedStore:
+        """Return the entries of a store, and the vectors that are in memory."""
+        key = project, store.id
+        cached = self._cache.get(key)
+        if cached is None or cached.revision != store.revision:
+            found = {entry.position: entry for entry in await database.load_search_entries(project, store.id)}
+            old = {} if cached is None else cached.blocks
+            blocks = {position: block for position, block in old.items() if position in found}
+            is_same = cached is not None and blocks.keys() == cached.blocks.keys()
+            whole = cached.whole if cached is not None and is_same else None
+            cached = self._cache[key] = _CachedStore(
+                store.revision, found, blocks, whole, sum(block.size for block in blocks.values())
+            )
+        self._cache.move_to_end(key)
+        return cached
+
+    async def _load_vectors(self, database: FileDatabase, project: str, store: StoreRow) -> _CachedStore | None:
+        """Return a store with all its vectors in memory, or None if they do not fit the cache."""
+        async with self._loading:
+            return await self._load_missing(database, project, store)
+
+    async def _load_missing(self, database: FileDatabase, project: str, store: StoreRow) -> _CachedStore | None:
+        cached = await self._load_entries(database, project, store)
+        missing = [position for position in cached.entries if position not in cached.blocks]
+        if cached.whole is not None and not missing:
+            return cached
+        blocks, size = dict(cached.blocks), cached.size
+        for position in missing:
+            parts: list[VectorBlock] = []
+            async for block in self._read_blocks(database, position):
+                parts.append(block)
+                size += block.size
+                # The joined matrix is a copy, but then the parts are only views of it.
+                if size > self._cache_bytes:
+                    return None
+            if parts:
+                blocks[position] = await run_in_thread(VectorBlock.join, parts) if len(parts) > 1 else parts[0]
+        whole = await run_in_thread(_join_blocks, blocks)
+        key = project, store.id
+        self._cache[key] = cached = _CachedStore(cached.revision, cached.entries, blocks, whole, size)
+        self._cache.move_to_end(key)
+        self._evict()
+        return cached
+
+    def _evict(self) -> None:
+        total = sum(cached.size for cached in self._cache.values())
+        while total > self._cache_bytes and len(self._cache) > 1:
+            _, evicted = self._cache.popitem(last=False)
+            total -= evicted.size
+
+    async def _read_blocks(self, database: FileDatabase, entry: int) -> Any:
+        after = 0
+        while rows := await database.read_vectors(entry, after=after, limit=_PAGE_CHUNKS):
+            after = rows[-1].chunk_id
+            yield await run_in_thread(VectorBlock.build, entry, rows, self._embedder.dimensions)
+
+
+def _rank_joined(rank: Any, blocks: list[VectorBlock]) -> list[Ranked]:
+    ranked: list[Ranked] = rank(VectorBlock.join(blocks))
+    return ranked
+
+
+def _join_blocks(blocks: dict[int, VectorBlock]) -> VectorBlock | None:
+    """Return one block of all vectors, and make the blocks of the entries parts of it."""
+    if not blocks:
+        return None
+    whole = VectorBlock.join(list(blocks.values()))
+    row = 0
+    for position, block in blocks.items():
+        count = len(block.matrix)
+        blocks[position] = VectorBlock(
+            block.chunk_ids, block.entries, block.first_rows, whole.matrix[row : row + count]
+        )
+        row += count
+    return whole

@@ -1,0 +1,77 @@
+"""All operations on files of one server, with the parts that they share."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from antiphon.config import EmbeddingSettings, FileLimits
+from antiphon.engine.files.embedding import make_embedder
+from antiphon.engine.files.files import Files
+from antiphon.engine.files.indexing import Indexer
+from antiphon.engine.files.search import Searcher
+from antiphon.engine.files.storage import FileStorage
+from antiphon.engine.files.uploads import Uploads
+from antiphon.engine.files.vector_stores import VectorStores
+from antiphon.errors import StoreUnavailable
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 3600.0
+
+
+class FileService:
+    """The files, uploads and vector stores of a server."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        limits: FileLimits,
+        embeddings: EmbeddingSettings | None = None,
+        store_limits: StoreLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._storage = FileStorage(folder, limits=store_limits)
+        self.now = self._storage.now
+        self._embedder = make_embedder(embeddings)
+        self._indexer = Indexer(self._storage, self._embedder, limits)
+        searcher = Searcher(self._storage, self._embedder, cache_bytes=limits.search_cache_bytes)
+        self.files = Files(self._storage, limits)
+        self.uploads = Uploads(self._storage, self.files, limits)
+        self.vector_stores = VectorStores(self._storage, self._embedder, self._indexer, searcher)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Delete expired files from now on. If there are files from earlier, continue to index them."""
+        if self._storage.exists():
+            self._indexer.wake()
+        self._sweeper = asyncio.create_task(self._sweep_regularly())
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self._indexer.close()
+        await self._embedder.close()
+        await self._storage.close()
+
+    async def sweep(self) -> None:
+        """Delete expired files, uploads and vector stores, and contents without a row."""
+        if not self._storage.is_open and not self._storage.exists():
+            return
+        database = await self._storage.open()
+        contents = self._storage.contents
+        await contents.delete(await database.expire_files(int(self._storage.now())))
+        await database.expire_vector_stores()
+        old = await asyncio.to_thread(contents.list_old)
+        await contents.delete(await database.find_unknown_contents(old))
+
+    async def _sweep_regularly(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except StoreUnavailable as error:
+                logger.error("expired files could not be deleted: %s", error.message)
+            except Exception:
+                logger.exception("expired files could not be deleted")
+            await asyncio.sleep(SWEEP_SECONDS)

@@ -1,0 +1,186 @@
+"""The contents of files on disk. A content is complete or absent: it is written under another name and renamed."""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from antiphon.errors import ServerError, StoreFull, StoreUnavailable
+
+READ_BYTES = 256 * 1024
+_WRITE_BYTES = 1024 * 1024
+_TEMPORARY = "new-"
+# Files without a row are deleted after this time: a request may be about to write the row.
+_ORPHAN_SECONDS = 24 * 3600.0
+
+
+class ContentFolder:
+    """A folder with one file for each content, named by its id. Without a path, it is a temporary folder."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._temporary = None if path is not None else tempfile.TemporaryDirectory(prefix="antiphon-files-")
+        self.path = path if path is not None else Path(self._temporary.name)  # type: ignore[union-attr]
+        self._contents = self.path / "contents"
+
+    def create(self) -> None:
+        """Create the folder. Only the user of the process can read it."""
+        for folder in (self.path, self._contents):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Delete a temporary folder."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def locate(self, content_id: str) -> Path:
+        """Return the path of a content. Ids come from rows, never from clients."""
+        return self._contents / content_id
+
+    def start_writing(self) -> "ContentWriter":
+        return ContentWriter(self._contents)
+
+    async def join(self, content_ids: Sequence[str], target_id: str) -> tuple[int, str]:
+        """Write several contents one after the other as a new one. Return its size and its MD5."""
+        return await asyncio.to_thread(self._join, content_ids, target_id)
+
+    def _join(self, content_ids: Sequence[str], target_id: str) -> tuple[int, str]:
+        # MD5 is the checksum of the API, not a means of security.
+        digest, size = hashlib.md5(usedforsecurity=False), 0
+        path = self._contents / f"{_TEMPORARY}{secrets.token_hex(16)}"
+        try:
+            with path.open("xb") as target:
+                for content_id in content_ids:
+                    with self.locate(content_id).open("rb") as source:
+                        while data := source.read(_WRITE_BYTES):
+                            digest.update(data)
+                            size += len(data)
+                            target.write(data)
+                _sync(target.fileno())
+            _rename(path, self.locate(target_id))
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            raise _describe(error) from error
+        return size, digest.hexdigest()
+
+    async def delete(self, content_ids: Sequence[str]) -> None:
+        """Delete contents. Contents that do not exist are skipped."""
+        if content_ids:
+            await asyncio.to_thread(self._delete, content_ids)
+
+    def _delete(self, content_ids: Sequence[str]) -> None:
+        for content_id in content_ids:
+            with suppress(FileNotFoundError):
+                self.locate(content_id).unlink()
+
+    def list_old(self) -> list[str]:
+        """Return the ids of contents that are at least a day old. Delete old parts of interrupted writes."""
+        oldest = time.time() - _ORPHAN_SECONDS
+        found: list[str] = []
+        if not self._contents.is_dir():
+            return found
+        for entry in os.scandir(self._contents):
+            with suppress(OSError):
+                if entry.stat().st_mtime < oldest:
+                    if entry.name.startswith(_TEMPORARY):
+                        Path(entry.path).unlink()
+                    else:
+                        found.append(entry.name)
+        return found
+
+    async def read(self, content_id: str) -> AsyncIterator[bytes]:
+        """Yield the parts of a content. It can be read to the end although it is deleted meanwhile."""
+        try:
+            file = await asyncio.to_thread(self.locate(content_id).open, "rb")
+        except FileNotFoundError:
+            raise ServerError("The content of the file is missing on the server's disk.") from None
+        try:
+            while data := await asyncio.to_thread(file.read, READ_BYTES):
+                yield data
+        finally:
+            file.close()
+
+    def read_whole(self, content_id: str) -> bytes:
+        try:
+            return self.locate(content_id).read_bytes()
+        except FileNotFoundError:
+            raise ServerError("The content of the file is missing on the server's disk.") from None
+
+    def count_free_bytes(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+
+class ContentWriter:
+    """Writes a new content in threads. Either `commit` or `discard` ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / f"{_TEMPORARY}{secrets.token_hex(16)}"
+        self._file = self._path.open("xb", buffering=0)
+        self._buffer = bytearray()
+        self.size = 0
+
+    async def write(self, data: bytes | memoryview) -> None:
+        self.size += len(data)
+        self._buffer += data
+        if len(self._buffer) >= _WRITE_BYTES:
+            await asyncio.to_thread(self._flush)
+
+    async def commit(self, content_id: str) -> None:
+        """Make the content durable under this id."""
+        try:
+            await asyncio.to_thread(self._commit, content_id)
+        except StoreUnavailable:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Delete what was written. Does nothing after `commit`."""
+        self._file.close()
+        with suppress(OSError):
+            self._path.unlink()
+
+    def _flush(self) -> None:
+        data, self._buffer = self._buffer, bytearray()
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise _describe(error) from error
+
+    def _commit(self, content_id: str) -> None:
+        self._flush()
+        try:
+            _sync(self._file.fileno())
+            self._file.close()
+            _rename(self._path, self._folder / content_id)
+        except OSError as error:
+            raise _describe(error) from error
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _rename(source: Path, target: Path) -> None:
+    source.rename(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _describe(error: OSError) -> StoreUnavailable:
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull("The disk of the server is full.")
+    return StoreUnavailable(f"The file cannot be stored: {error.strerror}.")
