@@ -13,6 +13,7 @@ from antiphon.agent.entries import (
     EndEntry,
     Entry,
     FailedAttemptEntry,
+    PausedCall,
     ResumeEntry,
     StartEntry,
     Verdict,
@@ -21,7 +22,6 @@ from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolInvocation
 
 
 def call(call_id: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ ENTRIES: list[Entry] = [
     CallResultEntry("c", "third"),
     CallResultEntry("a", [{"type": "input_text", "text": "first"}]),
     CallIntentEntry("d"),
-    CallPauseEntry("d", [ToolInvocation("d/x", "pay", "{}")], b"\x00state"),
+    CallPauseEntry("d", [PausedCall("d/x", "pay", "{}")], b"\x00state"),
     EndEntry("needs_approval", 110.0),
     ResumeEntry(170.0, [Verdict("b", False, "no"), Verdict("d/x", True)]),
     CallResultEntry("b", "second", True),

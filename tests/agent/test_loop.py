@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from antiphon import Limits, Prices, tool
 from antiphon.agent import loop
 from antiphon.agent.budget import StopTimer
 from antiphon.agent.loop_guard import STOPPED, WARNING
 from antiphon.agent.outcome import (
+    ArgumentsDelta,
     Notice,
     Outcome,
     RunEnded,
@@ -49,6 +51,10 @@ async def watch(events: Any) -> tuple[list[RunEvent], Outcome]:
     events = [event async for event in events]
     assert isinstance(events[-1], RunEnded)
     return events, events[-1].outcome
+
+
+def drop_times(events: list[RunEvent]) -> list[RunEvent]:
+    return [replace(event, timestamp=0) for event in events]
 
 
 # Turns and calls
@@ -125,6 +131,8 @@ async def test_events_are_complete_and_in_order(scripted: ScriptedModel) -> None
     scripted.set_answers([call("work")], "All is done.")
     events, outcome = await watch(scripted.agent(tools=[work]).run_stream("Go.", run_id="run_x"))
     made = ToolInvocation("call_1", "work", "{}")
+    # Not every server streams the arguments of calls.
+    events = [event for event in events if not isinstance(event, ArgumentsDelta)]
     assert [type(event) for event in events] == [
         TurnStarted,
         TurnFinished,
@@ -137,12 +145,12 @@ async def test_events_are_complete_and_in_order(scripted: ScriptedModel) -> None
         TurnFinished,
         RunEnded,
     ]
-    assert events[0] == TurnStarted("run_x", 1)
-    assert events[2:6] == [
-        ToolStarted("run_x", made),
-        ToolProgress("run_x", "call_1", "half way"),
-        ToolProgress("run_x", "call_1", "caf?"),
-        ToolFinished("run_x", made, "done", False),
+    assert drop_times([events[0], *events[2:6]]) == [
+        TurnStarted("run_x", 1, timestamp=0),
+        ToolStarted("run_x", made, "run_x:1:0", timestamp=0),
+        ToolProgress("run_x", "call_1", "half way", timestamp=0),
+        ToolProgress("run_x", "call_1", "caf?", timestamp=0),
+        ToolFinished("run_x", made, "done", False, timestamp=0),
     ]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == outcome.text == "All is done."
 

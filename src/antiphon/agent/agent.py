@@ -297,10 +297,13 @@ class Agent:
         )
         if parent is not None:
             parent.journal.subagents[parent.call_id] = journal
+        parent_id = None if parent is None else parent.journal.run_id
         hooks = self._hooks
         try:
             async with aclosing(loop.events()) as events:
                 async for event in events:
+                    if parent_id is not None:
+                        event.parent_id = parent_id
                     if isinstance(event, AgentChanged):
                         hooks = [*self._hooks, *self._find_hooks(agents.get(event.agent))]
                     if hooks:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolInvocation, UsageCost
+from antiphon.tools.base import PendingReason, ToolInvocation, UsageCost
 
 Consequence = Literal["", "decision", "no_progress", "budget", "blocked"]
 """The effect of a call's result on the run: it is the decision, it ends the use of tools, or it ends the run."""
@@ -81,6 +81,13 @@ class CallIntentEntry(_Entry, tag="Intended", frozen=True):
     call_id: str
 
 
+class PausedCall(ToolInvocation, frozen=True):
+    """A tool call of a subagent that waits for a person."""
+
+    reason: PendingReason | UnsetType = UNSET
+    idempotency_key: str | UnsetType = UNSET
+
+
 class CallPauseEntry(_Entry, tag="Paused", frozen=True):
     """A call of a subagent was left before its end: it waits for approval of `calls`, or the run was stopped.
 
@@ -89,7 +96,7 @@ class CallPauseEntry(_Entry, tag="Paused", frozen=True):
     """
 
     call_id: str
-    calls: list[ToolInvocation]
+    calls: list[PausedCall]
     state: bytes | None = None
     spent: UsageCost | UnsetType = UNSET
     tool_calls: int | UnsetType = UNSET

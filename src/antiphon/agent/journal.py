@@ -40,7 +40,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolInvocation, UsageCost
+from antiphon.tools.base import PendingCall, PendingReason, ToolInvocation, UsageCost
 
 _MAX_TITLE = 200
 
@@ -325,6 +325,17 @@ class Journal:
     def is_durable(self) -> bool:
         """True if a write awaits a ledger. Otherwise it does not suspend."""
         return self._ledger is not None
+
+    def make_key(self, call: ToolInvocation) -> str:
+        """Return the idempotency key of a call of the last turn.
+
+        It is equal for all attempts at the call, and for no other call: a model may use a call id twice.
+        """
+        return f"{self.run_id}:{self.state.turns}:{self.state.calls.index(call)}"
+
+    def make_pending(self, call: ToolInvocation, reason: PendingReason) -> PendingCall:
+        """Return a call of the last turn as one that waits for a person."""
+        return PendingCall(call.call_id, call.name, call.arguments, reason, self.make_key(call))
 
     async def write(self, entry: Entry) -> None:
         """Append an entry. Raises RunTaken if another process has taken over the run."""

@@ -23,9 +23,19 @@ from antiphon.agent.entries import (
 )
 from antiphon.agent.guardrails import Blocked, InputCheck, OutputCheck, encode_output
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import DeltaKind, FailedAttempt, ModelAnswer, ModelNotice
+from antiphon.agent.model import (
+    CallDelta,
+    DeltaKind,
+    FailedAttempt,
+    ModelAnswer,
+    ModelDelta,
+    ModelNotice,
+    RawModelEvent,
+)
 from antiphon.agent.outcome import (
     AgentChanged,
+    ArgumentsDelta,
+    ModelEvent,
     Notice,
     Outcome,
     ReasoningDelta,
@@ -57,7 +67,7 @@ _DELTA_EVENTS: dict[DeltaKind, type[TextDelta | ReasoningDelta]] = {"text": Text
 # The kinds of outcomes that have no answer of the model to check.
 _UNCHECKED_ENDS = ("decision", "needs_approval", "blocked")
 
-_InternalEvents = AsyncGenerator[RunEvent | list[TextDelta | ReasoningDelta], None]
+_InternalEvents = AsyncGenerator[RunEvent | list[RunEvent], None]
 """The events of a run. The deltas that were received together are one element."""
 
 
@@ -216,7 +226,12 @@ class Loop:
                             for notice in await self._handle_notice(part):
                                 yield notice
                         else:
-                            yield [_DELTA_EVENTS[delta.kind](run_id, delta.text) for delta in part]
+                            yield [
+                                _DELTA_EVENTS[delta.kind](run_id, delta.text)
+                                if isinstance(delta, ModelDelta)
+                                else _make_event(run_id, delta)
+                                for delta in part
+                            ]
                 answer = part
             except (ServerError, RateLimited) as error:
                 # No tool was called yet, so the turn can be repeated.
@@ -291,6 +306,12 @@ class Loop:
 
 def _make_end(stop: Stop | Blocked) -> End:
     return make_blocked_end(stop.stage, stop.reason) if isinstance(stop, Blocked) else End(stop.reason)
+
+
+def _make_event(run_id: str, delta: CallDelta | RawModelEvent) -> RunEvent:
+    if isinstance(delta, RawModelEvent):
+        return ModelEvent(run_id, delta.event)
+    return ArgumentsDelta(run_id, delta.call_id, delta.name, delta.text)
 
 
 def _make_entry(answer: ModelAnswer, step: NextTurn) -> AnswerEntry:

@@ -28,7 +28,16 @@ from antiphon.agent.journal import RunState
 from antiphon.agent.provider import is_continuation_error
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
-from antiphon.protocol.events import Event, OutputTextDelta, ReasoningSummaryTextDelta, ReasoningTextDelta
+from antiphon.protocol.events import (
+    CustomToolCallInputDelta,
+    Event,
+    FunctionCallArgumentsDelta,
+    OutputItemAdded,
+    OutputTextDelta,
+    ReasoningSummaryTextDelta,
+    ReasoningTextDelta,
+)
+from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
@@ -50,6 +59,10 @@ _DELTA_KINDS: dict[type[Event], DeltaKind] = {
     ReasoningSummaryTextDelta: "reasoning",
 }
 _DELTA_KINDS_BY_NAME = {str(event.__struct_config__.tag): kind for event, kind in _DELTA_KINDS.items()}
+_CALL_EVENTS = {
+    str(event.__struct_config__.tag): event
+    for event in (OutputItemAdded, FunctionCallArgumentsDelta, CustomToolCallInputDelta)
+}
 
 
 class ModelDelta(Struct, frozen=True, gc=False):
@@ -57,6 +70,20 @@ class ModelDelta(Struct, frozen=True, gc=False):
 
     kind: DeltaKind
     text: str
+
+
+class CallDelta(Struct, frozen=True, gc=False):
+    """A piece of the arguments of a tool call."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+class RawModelEvent(Struct, frozen=True):
+    """An event of the server, unchanged."""
+
+    event: Event | Unknown
 
 
 class ModelNotice(Struct, frozen=True):
@@ -87,7 +114,8 @@ class ModelAnswer(Struct, frozen=True):
     drops_encrypted: bool = False
 
 
-TurnStream = AsyncGenerator["Sequence[ModelDelta] | ModelNotice | FailedAttempt | ModelAnswer", None]
+AnyDelta = ModelDelta | CallDelta | RawModelEvent
+TurnStream = AsyncGenerator["Sequence[AnyDelta] | ModelNotice | FailedAttempt | ModelAnswer", None]
 """The deltas that were received together are one element."""
 
 
@@ -101,7 +129,7 @@ class ResponsesModel:
 
     `settings` are the parameters of every request. With `state="client"` every request has the whole history; with
     "server" it continues the response before, as long as the server supports that. `encryption` is shared by all runs
-    of the model. Each run has its own instance.
+    of the model. With `raw_events` every event of the server is also part of the stream. Each run has its own instance.
     """
 
     def __init__(
@@ -112,8 +140,10 @@ class ResponsesModel:
         tools: Sequence[JsonObject],
         state: Literal["client", "server"] = "client",
         encryption: EncryptionSupport | None = None,
+        raw_events: bool = False,
     ) -> None:
         self._transport = transport
+        self._raw_events = raw_events
         self._tools = [*settings.get("tools", ()), *tools]
         self._include = _choose_include(settings)
         self._settings = {name: value for name, value in settings.items() if name != "include"}
@@ -169,10 +199,10 @@ class ResponsesModel:
         if self._state == "server" and state.response_id is not None:
             new_items = [*state.history[state.sent_count :], *extra_input]
             request |= {"previous_response_id": state.response_id, "input": new_items}
-            return _Attempt(request, [*state.history, *extra_input])
+            return _Attempt(request, [*state.history, *extra_input], raw_events=self._raw_events)
         history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
         items = [*self._completer.complete(history), *extra_input]
-        return _Attempt(request | {"input": items}, items)
+        return _Attempt(request | {"input": items}, items, raw_events=self._raw_events)
 
     def _choose_fallback(self, attempt: "_Attempt", error: AntiphonError) -> Fallback | None:
         """Return the change after which the server is expected to answer, if there is one."""
@@ -185,19 +215,29 @@ class ResponsesModel:
 class _Attempt:
     """One request and its response. `context` are all items that the model reads for it."""
 
-    def __init__(self, request: JsonObject, context: Sequence[JsonObject]) -> None:
+    def __init__(self, request: JsonObject, context: Sequence[JsonObject], *, raw_events: bool) -> None:
         self.request = request
         self.texts: list[str] = []
         self.ignores_previous = False
         """True if the server has answered without the response that it should have continued."""
         self._context = context
+        self._raw_events = raw_events
         self._collector = ResponseCollector()
+        self._calls = CallReader()
 
-    def feed(self, batch: Sequence[Event | Unknown]) -> list[ModelDelta]:
+    def feed(self, batch: Sequence[Event | Unknown]) -> list[AnyDelta]:
         """Collect the events of a batch and return its deltas."""
         self._collector.feed(batch)
-        deltas = [delta for delta in map(read_delta, batch) if delta is not None]
-        self.texts += [delta.text for delta in deltas]
+        deltas: list[AnyDelta] = []
+        for event in batch:
+            if self._raw_events:
+                deltas.append(RawModelEvent(event))
+            delta = read_delta(event)
+            if delta is not None:
+                self.texts.append(delta.text)
+                deltas.append(delta)
+            elif (part := self._calls.read(event)) is not None:
+                deltas.append(part)
         return deltas
 
     def finish(self) -> ModelAnswer:
@@ -237,6 +277,35 @@ def read_delta(event: Event | Unknown) -> ModelDelta | None:
     kind = _DELTA_KINDS_BY_NAME.get(event.type)
     # A known event that lacks fields of the API which are not needed here.
     return None if kind is None else ModelDelta(kind, str(read_json(event.raw).get("delta") or ""))
+
+
+class CallReader:
+    """Reads the arguments of tool calls while the model writes them. A call is identified by its output index."""
+
+    def __init__(self) -> None:
+        self._calls: dict[object, tuple[str, str]] = {}
+
+    def read(self, event: Event | Unknown) -> CallDelta | None:
+        """Return the part of the arguments in an event, if it has one."""
+        if isinstance(event, Unknown):
+            # A known event that lacks fields of the API which are not needed here.
+            return self._read_payload(read_json(event.raw)) if event.type in _CALL_EVENTS else None
+        if isinstance(event, OutputItemAdded):
+            item = event.item
+            if isinstance(item, FunctionCall | CustomToolCall):
+                self._calls[event.output_index] = item.call_id, item.name
+            elif isinstance(item, Unknown):
+                self._read_payload({"output_index": event.output_index, "item": read_json(item.raw)})
+        elif isinstance(event, FunctionCallArgumentsDelta | CustomToolCallInputDelta):
+            return CallDelta(*self._calls.get(event.output_index, ("", "")), event.delta)
+        return None
+
+    def _read_payload(self, payload: JsonObject) -> CallDelta | None:
+        index, item = payload.get("output_index"), payload.get("item")
+        if isinstance(item, dict):
+            self._calls[index] = str(item.get("call_id") or ""), str(item.get("name") or "")
+            return None
+        return CallDelta(*self._calls.get(index, ("", "")), str(payload.get("delta") or ""))
 
 
 def make_answer(response: JsonObject) -> ModelAnswer:

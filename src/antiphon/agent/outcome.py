@@ -1,13 +1,14 @@
 """The outcome of a run, and the events on the way to it."""
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolInvocation
+from antiphon.tools.base import PendingCall, ToolInvocation
 
 OutcomeKind = Literal[
     "final",
@@ -36,10 +37,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The result of an agent run.
 
     `output` is the typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run,
-    whose answer was cut off; `text` is the last text. `agent` is the name of the agent that ended the run.
-    `pending` are the calls that wait for approval. `abandoned` are the calls whose tools did not stop at the time limit
-    of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run can
-    continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
+    whose answer was cut off; `text` is the last text. `agent` is the name of the agent that ended the run. `pending`
+    are the calls that wait for the decision of a person. `abandoned` are the calls whose tools did not stop at the time
+    limit of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run
+    can continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
     """
 
     kind: OutcomeKind
@@ -51,15 +52,26 @@ class Outcome(Struct, frozen=True, kw_only=True):
     turns: int
     tool_calls: int
     cost: float | None = None
-    pending: tuple[ToolInvocation, ...] = ()
+    pending: tuple[PendingCall, ...] = ()
     abandoned: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None
     history: tuple[dict[str, Any], ...] = ()
     state: bytes | None = None
 
 
-class RunEvent(Struct, tag_field="type"):
-    """Base of the events of a run."""
+class _Stamp(Struct, kw_only=True):
+    """The fields that are set without the help of the code that makes an event."""
+
+    timestamp: float = field(default_factory=time.time)
+    parent_id: str | None = None
+
+
+class RunEvent(_Stamp, tag_field="type"):
+    """Base of the events of a run.
+
+    `timestamp` is the time of the event in seconds since 1970. `parent_id` is the id of the run whose tool call has
+    started this run, or None.
+    """
 
     run_id: str
 
@@ -83,8 +95,25 @@ class ReasoningDelta(RunEvent, tag="reasoning.delta", gc=False):
     text: str
 
 
+class ArgumentsDelta(RunEvent, tag="arguments.delta", gc=False):
+    """A part of the arguments of a tool call that the model is writing."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+class ModelEvent(RunEvent, tag="model.event"):
+    """An event of the Responses API as the server has sent it. Only streams with `raw_events` have them."""
+
+    event: Any
+
+
 class ToolStarted(RunEvent, tag="tool.started"):
+    """A tool call begins. If it starts a subagent, `idempotency_key` is the id of the subagent's run."""
+
     call: ToolInvocation
+    idempotency_key: str = ""
 
 
 class ToolProgress(RunEvent, tag="tool.progress"):
@@ -115,6 +144,16 @@ class Notice(RunEvent, tag="notice"):
     """A message for people: a repeated call, an estimated usage, a limit that was reached."""
 
     message: str
+
+
+class SubagentEvent(RunEvent, tag="subagent.event"):
+    """An event in the run of a subagent, which the tool call `call_id` has started.
+
+    `event` has the `run_id` of the subagent's run, and the id of this run as its `parent_id`.
+    """
+
+    call_id: str
+    event: RunEvent
 
 
 class RunEnded(RunEvent, tag="run.ended"):

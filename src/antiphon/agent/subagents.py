@@ -8,11 +8,11 @@ import msgspec
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
-from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, ToolStarted, read_outcome
+from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted, read_outcome
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import ApprovalRequired, ToolContext, ToolInvocation, ToolResult, UsageCost
+from antiphon.tools.base import ApprovalRequired, PendingCall, ToolContext, ToolResult, UsageCost
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 
 
@@ -61,11 +61,12 @@ class SubagentTool:
             raise TypeError("an agent can be a tool of an agent only")
         task: str = read_json(arguments or "{}", _Arguments).input
 
-        def report_call(event: RunEvent) -> None:
+        def forward(event: RunEvent) -> None:
+            context.emit(SubagentEvent(context.run_id, context.call_id, event))
             if isinstance(event, ToolStarted):
                 context.report(f"calls {event.call.name}")
 
-        outcome = await self._run(task, context, report_call)
+        outcome = await self._run(task, context, forward)
         spent = UsageCost(outcome.usage, outcome.cost)
         if outcome.kind == "needs_approval":
             pending = (_add_prefix(call, context) for call in outcome.pending)
@@ -135,6 +136,6 @@ def _describe_interrupted(context: AgentContext) -> str:
     return f" These calls were running, and whether they have had an effect is not known: {', '.join(calls)}"
 
 
-def _add_prefix(call: ToolInvocation, context: ToolContext) -> ToolInvocation:
+def _add_prefix(call: PendingCall, context: ToolContext) -> PendingCall:
     """Return a call of the subagent with the id that it has in the parent run."""
-    return ToolInvocation(f"{context.call_id}/{call.call_id}", call.name, call.arguments)
+    return msgspec.structs.replace(call, call_id=f"{context.call_id}/{call.call_id}")

@@ -23,6 +23,7 @@ from antiphon.agent.entries import (
     CallResultEntry,
     Consequence,
     HandoffEntry,
+    PausedCall,
 )
 from antiphon.agent.guardrails import Blocked, CallCheck, ResultCheck
 from antiphon.agent.handoffs import SECOND_HANDOFF, Handoff
@@ -35,7 +36,16 @@ from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import ApprovalRequired, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
+from antiphon.tools.base import (
+    ApprovalRequired,
+    ModelRetry,
+    PendingCall,
+    Tool,
+    ToolContext,
+    ToolInvocation,
+    ToolResult,
+    UsageCost,
+)
 from antiphon.tools.executor import CallObserver, Executor, make_error_result, replace_surrogates
 
 logger = logging.getLogger(__name__)
@@ -55,7 +65,7 @@ _DONE = RunEvent("")
 
 
 class ToolCalls:
-    """Runs the open calls of a run. Afterwards `pending` are the calls that wait for approval."""
+    """Runs the open calls of a run. Afterwards `pending` are the calls that wait for a person."""
 
     def __init__(
         self,
@@ -76,7 +86,7 @@ class ToolCalls:
         self._budget = budget
         self._make_context = make_context
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
-        self.pending: list[ToolInvocation] = []
+        self.pending: list[PendingCall] = []
         self.abandoned: list[ToolInvocation] = []
         """The calls whose tools did not stop when they were cancelled."""
 
@@ -119,7 +129,7 @@ class ToolCalls:
         """Record an attempt at a call before it is made. Raise RunTaken if another process has taken over the run."""
         if attempt == 1:
             await self._journal.write(CallIntentEntry(call.call_id))
-            self._events.put_nowait(ToolStarted(self._journal.run_id, call))
+            self._events.put_nowait(ToolStarted(self._journal.run_id, call, self._journal.make_key(call)))
         elif self._journal.ownership is not None:
             await self._journal.ownership.check()
 
@@ -202,7 +212,8 @@ class ToolCalls:
             await self._write_result(call, make_error_result(refusal), consequence=consequence)
             return False
         if call.call_id not in self._state.verdicts and self._must_ask(call, tool):
-            self.pending.append(call)
+            is_open = is_interrupted(self._state, call)
+            self.pending.append(self._journal.make_pending(call, "may_have_happened" if is_open else "needs_approval"))
             return False
         return True
 
@@ -281,15 +292,19 @@ class ToolCalls:
         context = self._make_context(
             run_id=run_id,
             call_id=call.call_id,
-            # Equal for all attempts at this call, and for no other call: a model may use a call id twice.
-            idempotency_key=f"{run_id}:{self._state.turns}:{self._state.calls.index(call)}",
+            idempotency_key=self._journal.make_key(call),
             report=self._make_report(call),
+            emit=self._events.put_nowait,
         )
         # The tool may have had an effect, so the entry after it is written even if this task is cancelled meanwhile.
         try:
             result = await self._executor.execute(call, context, _Attempts(self, call))
         except ApprovalRequired as required:
-            pause = CallPauseEntry(call.call_id, list(required.calls), required.state, *self._count_spent(call))
+            waiting = [
+                PausedCall(each.call_id, each.name, each.arguments, each.reason, each.idempotency_key)
+                for each in required.calls
+            ]
+            pause = CallPauseEntry(call.call_id, waiting, required.state, *self._count_spent(call))
             await self._finish_write(self._journal.write(pause))
             self.pending += required.calls
             return

@@ -13,6 +13,7 @@ from antiphon.agent.outcome import (
     ReasoningDelta,
     RunEnded,
     RunEvent,
+    SubagentEvent,
     TextDelta,
     ToolFinished,
     ToolProgress,
@@ -34,16 +35,22 @@ class JsonReport:
     """Prints every event as a line of JSON to standard output."""
 
     def show(self, event: RunEvent) -> None:
-        if isinstance(event, RunEnded):
-            # The ledger has the state too.
-            event = RunEnded(event.run_id, msgspec.structs.replace(event.outcome, state=None))
-        print(msgspec.json.encode(event).decode(), flush=True)
+        print(msgspec.json.encode(_drop_state(event)).decode(), flush=True)
 
     def set_usage(self, usage: Usage) -> None:
         """Do nothing: the events contain no totals."""
 
     def finish(self, outcome: Outcome) -> None:
         """Do nothing: the last event contains the outcome."""
+
+
+def _drop_state(event: RunEvent) -> RunEvent:
+    """Return the event without the state of a run, which is in the ledger too."""
+    if isinstance(event, RunEnded):
+        return msgspec.structs.replace(event, outcome=msgspec.structs.replace(event.outcome, state=None))
+    if isinstance(event, SubagentEvent):
+        return msgspec.structs.replace(event, event=_drop_state(event.event))
+    return event
 
 
 class TerminalReport:

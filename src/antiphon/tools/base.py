@@ -22,13 +22,15 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """The context of a tool call.
 
     `idempotency_key` is the same for every attempt at this call. A tool with side effects passes it on to the service
-    that it calls. `report` shows a progress message to observers of the run; it can be called from any thread.
+    that it calls. `report` shows a progress message to observers of the run; it can be called from any thread. `emit`
+    adds an event to the stream of the run; it is for subagents.
     """
 
     run_id: str
     call_id: str
     idempotency_key: str
     report: Callable[[str], None] = lambda _: None
+    emit: Callable[[Any], None] = lambda _: None
 
 
 class UsageCost(Struct, frozen=True):
@@ -107,13 +109,30 @@ class ModelRetry(Exception):
     """Raised by a tool or a guardrail to send a call, its result or an answer back to the model with a message."""
 
 
+PendingReason = Literal["needs_approval", "may_have_happened"]
+"""The reason why a call waits for a person.
+
+`needs_approval`: the call was not made yet. `may_have_happened`: the call was running when its process was interrupted.
+"""
+
+
+class PendingCall(ToolInvocation, frozen=True):
+    """A tool call that waits for the decision of a person.
+
+    `idempotency_key` is the key that the tool gets if the call is approved, and that it had in an interrupted attempt.
+    """
+
+    reason: PendingReason = "needs_approval"
+    idempotency_key: str = ""
+
+
 class ApprovalRequired(Exception):
     """Raised by a tool whose own tool calls (`calls`) need approval before it can continue.
 
     After the decision the tool is called again, with `state` if it set one.
     """
 
-    def __init__(self, calls: tuple[ToolInvocation, ...], state: bytes | None) -> None:
+    def __init__(self, calls: tuple[PendingCall, ...], state: bytes | None) -> None:
         super().__init__("waiting for approval")
         self.calls = calls
         self.state = state
