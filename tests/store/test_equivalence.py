@@ -17,6 +17,7 @@ from antiphon.protocol.tools import FunctionTool
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
+from support.postgres_server import EmptySchema
 
 Call = tuple[str, Callable[[Store], Awaitable[Any]]]
 
@@ -148,3 +149,16 @@ def test_every_store_returns_the_same_results(sequence: list[Call]) -> None:
         assert asyncio.run(run_calls("memory:", sequence)) == asyncio.run(
             run_calls(f"sqlite:///{folder}/store.db", sequence)
         )
+
+
+def test_postgresql_store_returns_the_same_results(postgres_schema: EmptySchema) -> None:
+    @settings(max_examples=40)
+    @given(st.lists(calls, min_size=1, max_size=40))
+    def compare(sequence: list[Call]) -> None:
+        expected = asyncio.run(run_calls("memory:", sequence))
+        try:
+            assert asyncio.run(run_calls(postgres_schema.url, sequence)) == expected
+        finally:
+            postgres_schema.clear()
+
+    compare()

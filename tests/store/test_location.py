@@ -26,14 +26,24 @@ def test_memory_url_gives_a_memory_store() -> None:
     assert isinstance(locate_store("memory:"), MemoryStore)
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_postgresql_url_gives_a_postgresql_store(scheme: str) -> None:
+    pytest.importorskip("asyncpg")
+    from antiphon.store.postgres.store import PostgresStore
+
+    store = locate_store(f"{scheme}://me:secret@one:5432,two:5433/data?sslmode=require")
+    assert isinstance(store, PostgresStore)
+    assert str(store.address) == "one:5432,two:5433/data"
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
-        ("store.db", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
+        ("", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://.* or memory:"),
+        ("store.db", "must be a URL: sqlite:///relative/path.db, .*, postgresql://user:password@host/name or memory:"),
+        ("postgresql://me:secret@[host/db", "URL of the PostgreSQL store is invalid"),
+        ("postgresql://me:secret@host/db#x", "must not contain '#'"),
         ("redis://:secret@host", "no 'redis' store. Use sqlite:///relative/path.db, .* or memory:"),
-        ("postgresql://me:secret@host/db", "PostgreSQL is not supported yet"),
-        ("postgres://me:secret@host/db", "PostgreSQL is not supported yet"),
         ("memory:x", "with nothing after the colon"),
         ("sqlite:", "three slashes and a path"),
         ("sqlite:store.db", "three slashes and a path"),

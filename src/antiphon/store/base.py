@@ -5,7 +5,7 @@ and every method takes one, except those that serve the server itself: `expire`,
 runs from the queue.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -21,6 +21,9 @@ from antiphon.store.limits import RunLimits
 Order = Literal["asc", "desc"]
 
 NO_LIMITS = RunLimits()
+
+# Called with the kind of a change and the id of its response.
+OnChange = Callable[[str, str], None]
 
 # Length of the random part of a response id. The ids of the items of a response begin with it, after their prefix.
 TOKEN_LENGTH = 44
@@ -313,9 +316,18 @@ class RunQueue(Protocol):
     renew the lease in time, another owner can claim the run, and later writes of the first owner are rejected.
 
     `configuration_id` is an identifier shared by all processes that serve the same models.
+
+    `on_change` is called for changes by any process, if the store reports them: `events` for new events, the end or
+    the deletion of a response, `cancelled` for a request to cancel it, `queued` for runs that can be claimed, and
+    `reconnected` if earlier reports may be lost. The last two have no response id. A report is a hint: the change is
+    committed, but reports may be missing. `reports_changes` is False if none are expected now.
     """
 
     configuration_id: str
+    on_change: OnChange | None
+
+    @property
+    def reports_changes(self) -> bool: ...
 
     async def enqueue(
         self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS

@@ -13,8 +13,9 @@ import msgspec
 
 from antiphon.errors import ConfigError, ServerError, Unavailable
 from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation
+from antiphon.store.migration_files import Migration
 from antiphon.store.sqlite.database import connect, create_file
-from antiphon.store.sqlite.migrations import Migration, migrate
+from antiphon.store.sqlite.migrations import migrate
 
 _Result = TypeVar("_Result")
 

@@ -19,11 +19,16 @@ class StoreLimits(NamedTuple):
 
     `min_free_bytes`: free space below which the store reports a full disk. `wal_bytes`: size of the write-ahead log
     beyond which it is truncated. `chain_cache_bytes`: memory for the decoded responses of chains.
+
+    For PostgreSQL: `connections` is the number of connections for reading. `listen_url` leads to the server if the URL
+    of the store leads to a connection pooler.
     """
 
     min_free_bytes: int = 16 * 1024 * 1024
     wal_bytes: int = 64 * 1024 * 1024
     chain_cache_bytes: int = 32 * 1024 * 1024
+    connections: int = 8
+    listen_url: str = ""
 
 
 DEFAULT_LIMITS = StoreLimits()

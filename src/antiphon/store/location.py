@@ -8,19 +8,19 @@ from antiphon.errors import ConfigError
 from antiphon.store.base import Store
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
-FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
+FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://user:password@host/name or memory:"
 
 
 def locate_store(
     url: str,
     *,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
     configuration_id: str | None = None,
     limits: StoreLimits = DEFAULT_LIMITS,
 ) -> Store:
     """Return the store for a URL. It is not open yet.
 
-    `now` is the clock for expiry and leases. `configuration_id` is described at `RunQueue`.
+    `now` is the clock for expiry and leases, for tests. `configuration_id` is described at `RunQueue`.
 
     Error messages do not contain the URL, because it may contain a password. Only the module of this store is imported.
     """
@@ -32,13 +32,15 @@ def locate_store(
             raise ConfigError("The URL of the memory store is memory: with nothing after the colon.")
         from antiphon.store.memory.store import MemoryStore
 
-        return MemoryStore(now=now)
+        return MemoryStore(now=now or time.time)
     if scheme == "sqlite":
         from antiphon.store.sqlite.store import SqliteStore
 
-        return SqliteStore(_parse_path(rest), now=now, configuration_id=configuration_id, limits=limits)
+        return SqliteStore(_parse_path(rest), now=now or time.time, configuration_id=configuration_id, limits=limits)
     if scheme in ("postgresql", "postgres"):
-        raise ConfigError(f"PostgreSQL is not supported yet. Use {FORMS}.")
+        from antiphon.store.postgres.store import PostgresStore
+
+        return PostgresStore(url, now=now, configuration_id=configuration_id, limits=limits)
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")
 
 

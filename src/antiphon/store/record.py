@@ -330,6 +330,37 @@ def rename_item(item: ItemRecord, is_taken: Callable[[str], object]) -> ItemReco
     return ItemRecord(new_id, msgspec.json.encode(fields))
 
 
+def arrange_turn(
+    input_items: Iterable[ItemRecord], output_items: Iterable[ItemRecord], find_content: Callable[[str], bytes | None]
+) -> list[ItemRecord]:
+    """Return the items of a response as they are appended to a conversation.
+
+    `find_content` returns the stored item with an id. An input item equal to the stored one is skipped. Any other item
+    of a known id gets a new id.
+    """
+    arranged: list[ItemRecord] = []
+    added: dict[str, bytes] = {}
+
+    def find(item_id: str) -> bytes | None:
+        return added[item_id] if item_id in added else find_content(item_id)
+
+    def add(item: ItemRecord) -> None:
+        arranged.append(item)
+        if item.id is not None:
+            added[item.id] = item.content
+
+    for item in input_items:
+        stored = None if item.id is None else find(item.id)
+        if stored is None:
+            add(item)
+        elif stored != item.content:
+            add(rename_item(item, find))
+    for item in output_items:
+        is_new = item.id is None or find(item.id) is None
+        add(item if is_new else rename_item(item, find))
+    return arranged
+
+
 def pack_metadata(metadata: dict[str, str] | None) -> bytes:
     return encode(metadata)
 

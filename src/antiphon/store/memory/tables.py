@@ -16,6 +16,7 @@ from antiphon.errors import ServerError, StoreUnavailable, Unavailable
 from antiphon.offload import run_sized
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
+from antiphon.store.base import OnChange
 from antiphon.store.record import (
     EventBatch,
     ForeignItem,
@@ -90,9 +91,11 @@ class MemoryTables:
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self.configuration_id = secrets.token_hex(16)
+        self.on_change: OnChange | None = None
         self._open_tables: Tables | None = None
 
     failure: StoreUnavailable | None = None
+    reports_changes = False
 
     async def check(self) -> None:
         _ = self._tables  # raises Unavailable unless the store is open

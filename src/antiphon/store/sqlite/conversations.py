@@ -13,10 +13,10 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
 from antiphon.store.record import (
     ItemRecord,
+    arrange_turn,
     measure_texts,
     pack_items,
     pack_metadata,
-    rename_item,
     unpack_conversation,
     unpack_items,
 )
@@ -187,7 +187,7 @@ def append_block(
     if output is None:
         _append(end, items)
     elif response_id is None or end.begin_block(response_id):
-        _append_turn(end, items, output)
+        _append(end, arrange_turn(items, output, end.load_content))
     return True
 
 
@@ -212,7 +212,7 @@ class _ConversationEnd:
             return False
         return True
 
-    def load_content(self, item_id: str | None) -> bytes | None:
+    def load_content(self, item_id: str) -> bytes | None:
         row = self._connection.execute(LOAD_CONTENT, (*self.conversation, item_id)).fetchone()
         return None if row is None else row[0]
 
@@ -225,15 +225,6 @@ def _append(end: _ConversationEnd, items: list[ItemRecord]) -> None:
                 param="items",
                 code="invalid_value",
             )
-
-
-def _append_turn(end: _ConversationEnd, input_items: list[ItemRecord], output_items: list[ItemRecord]) -> None:
-    for item in input_items:
-        if not end.add(item) and end.load_content(item.id) != item.content:
-            end.add(rename_item(item, end.load_content))
-    for item in output_items:
-        if not end.add(item):
-            end.add(rename_item(item, end.load_content))
 
 
 def _load(connection: sqlite3.Connection, project: str, conversation_id: str, now: float) -> Any:

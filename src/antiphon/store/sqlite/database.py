@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
+from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.sqlite.checkpoints import LogLimiter
@@ -187,6 +188,7 @@ class Database:
         self._checked = 0.0
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
+        self.on_change: OnChange | None = None
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
@@ -210,6 +212,10 @@ class Database:
             self._files.close()
         self._chain_cache.clear()
         self._processes.unregister_all()
+
+    @property
+    def reports_changes(self) -> bool:
+        return False
 
     @property
     def failure(self) -> StoreUnavailable | None:

@@ -2,23 +2,15 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from typing import NamedTuple
 
 from antiphon.errors import ConfigError
-
-
-class Migration(NamedTuple):
-    version: int
-    name: str
-    script: str
+from antiphon.store import migration_files
+from antiphon.store.migration_files import Migration
 
 
 def read_migrations(schema: str = "sqlite") -> list[Migration]:
-    """Return all migrations of a schema in order, from the files `migrations/SCHEMA/NNN_name.sql`."""
-    folder = resources.files("antiphon.store") / "migrations" / schema
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]
+    """Return all migrations of a schema in order."""
+    return migration_files.read_migrations(schema)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, path: str) -> None:

@@ -5,15 +5,15 @@ The column `home` has the configuration id of the process that enqueued a run.
 
 import heapq
 import logging
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon import offload
 from antiphon.errors import ServerError
 from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
+from antiphon.store.claims import Claim, FreeRun
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
 from antiphon.store.record import DAMAGE, ForeignItem, pack_with_foreign_items
 from antiphon.store.sqlite.database import Database
@@ -143,7 +143,7 @@ class SqliteRunQueue(Database):
         wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        claim = _Claim(owner, self.configuration_id, as_of, lease, limit, wait_by_model or {}, limits)
+        claim = Claim(owner, self.configuration_id, as_of, lease, limit, wait_by_model or {}, limits)
         parameters = claim, self._processes, self._now
         try:
             claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
@@ -201,35 +201,6 @@ def _repair(connection: sqlite3.Connection) -> int:
     return repaired
 
 
-class _Candidate(NamedTuple):
-    position: int
-    project: str
-    attempt: int
-    model: str
-    configuration_id: str
-    free_since: float
-
-
-class _Claim(NamedTuple):
-    """The arguments of one claim."""
-
-    owner: str
-    configuration_id: str
-    as_of: float
-    lease: float
-    slots: int
-    wait_by_model: Mapping[str, float]
-    limits: RunLimits
-
-    def is_left_to_others(self, run: _Candidate, alive_until: Mapping[str, float]) -> bool:
-        """Return True while this run is left to other processes.
-
-        The waiting time begins when no process of the run's configuration is alive, however long their queue is.
-        """
-        waited = self.as_of - max(run.free_since, alive_until.get(run.configuration_id, run.free_since))
-        return run.configuration_id != self.configuration_id and waited < self.wait_by_model.get(run.model, -math.inf)
-
-
 def _enqueue(
     connection: sqlite3.Connection,
     row: Sequence[Any],
@@ -259,7 +230,7 @@ def _check_waiting(connection: sqlite3.Connection, project: str, limits: RunLimi
 
 
 def _claim(
-    connection: sqlite3.Connection, claim: _Claim, processes: LiveProcesses, clock: Callable[[], float]
+    connection: sqlite3.Connection, claim: Claim, processes: LiveProcesses, clock: Callable[[], float]
 ) -> list[ClaimedRun]:
     _expire_leases(connection, claim.owner, processes, claim.as_of)
     # Read the clock inside the transaction: a new lease must not include the time spent waiting for the write lock.
@@ -272,11 +243,11 @@ def _claim(
     return [_take(connection, position, claim, now + claim.lease) for position in positions]
 
 
-def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_Candidate]:
+def _choose(connection: sqlite3.Connection, claim: Claim, now: float) -> list[FreeRun]:
     """Return the runs that this claim takes within its limits."""
     if claim.slots <= 0:
         return []
-    expired = sorted(_Candidate(*row) for row in connection.execute(EXPIRED, (claim.as_of, claim.owner)))
+    expired = sorted(FreeRun(*row) for row in connection.execute(EXPIRED, (claim.as_of, claim.owner)))
     oldest: dict[str, int] = dict(connection.execute(WAITING_PROJECTS).fetchall())
     for run in expired:
         oldest[run.project] = min(run.position, oldest.get(run.project, run.position))
@@ -289,7 +260,7 @@ def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_
     alive_until: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
     suspects = _SuspectFilter(connection, claim.owner)
 
-    def list_runs(project: str) -> Iterator[_Candidate]:
+    def list_runs(project: str) -> Iterator[FreeRun]:
         mine = [run for run in expired if run.project == project]
         for run in heapq.merge(mine, _list_waiting(connection, project, admission)):
             if not claim.is_left_to_others(run, alive_until) and suspects.admit(run):
@@ -307,7 +278,7 @@ class _SuspectFilter:
         self._owner = owner
         self._is_taken: bool | None = None
 
-    def admit(self, run: _Candidate) -> bool:
+    def admit(self, run: FreeRun) -> bool:
         if run.attempt < SUSPECT_INTERRUPTIONS:  # each interruption was an attempt
             return True
         (interruptions,) = self._connection.execute(INTERRUPTIONS, (run.position,)).fetchone()
@@ -321,7 +292,7 @@ class _SuspectFilter:
         return is_admitted
 
 
-def _open_admission(connection: sqlite3.Connection, claim: _Claim, active: Mapping[str, int], now: float) -> Admission:
+def _open_admission(connection: sqlite3.Connection, claim: Claim, active: Mapping[str, int], now: float) -> Admission:
     starts = 0
     if claim.limits.starts_per_minute is not None:
         connection.execute(DELETE_OLD_STARTS, (now - START_WINDOW,))
@@ -330,7 +301,7 @@ def _open_admission(connection: sqlite3.Connection, claim: _Claim, active: Mappi
     return Admission(claim.limits, slots=claim.slots, active=active, starts=starts)
 
 
-def _list_waiting(connection: sqlite3.Connection, project: str, admission: Admission) -> Iterator[_Candidate]:
+def _list_waiting(connection: sqlite3.Connection, project: str, admission: Admission) -> Iterator[FreeRun]:
     """Yield the waiting runs of a project, oldest first, without those that may not start.
 
     When no more runs may start, the query is repeated from the last run on: SQLite skips excluded runs faster than
@@ -341,7 +312,7 @@ def _list_waiting(connection: sqlite3.Connection, project: str, admission: Admis
         allows_starts = admission.allows_starts
         is_exhausted = True
         for row in connection.execute(WAITING, (project, position, allows_starts)):
-            run = _Candidate(*row)
+            run = FreeRun(*row)
             yield run
             if admission.allows_starts != allows_starts:
                 position, is_exhausted = run.position, False
@@ -356,7 +327,7 @@ def _expire_leases(connection: sqlite3.Connection, owner: str, processes: LivePr
     processes.register(owner)  # last, because it deletes the lock files of dead processes
 
 
-def _take(connection: sqlite3.Connection, position: int, claim: _Claim, leased_until: float) -> ClaimedRun:
+def _take(connection: sqlite3.Connection, position: int, claim: Claim, leased_until: float) -> ClaimedRun:
     connection.execute(TAKE, (claim.owner, leased_until, claim.lease, position))
     taken = ClaimedRun(
         *connection.execute(TAKEN, (claim.configuration_id, claim.configuration_id, position)).fetchone()

@@ -1,0 +1,225 @@
+"""Connections to a PostgreSQL server, and the errors that clients get when it fails.
+
+Error messages contain the host and the name of the database, never the URL: it may contain a password.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from antiphon.errors import AntiphonError, ConfigError, ServerError, StoreFull, StoreUnavailable
+
+try:
+    import asyncpg
+except ImportError:
+    raise ConfigError("The PostgreSQL store needs the package asyncpg: pip install 'antiphon[postgres]'") from None
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+# Maximum time of a statement. A server that does not answer for so long counts as failed.
+STATEMENT_SECONDS = 30.0
+# Clients are told to try again after this time.
+RETRY_AFTER_SECONDS = 1.0
+
+FULL = "The store is full: there is no space left on the disk of its database."
+LOST = "The database of the store cannot be reached."
+READ_ONLY = "The database of the store is read-only."
+FAILED = "The database of the store failed. See the server's log."
+
+# Longest item id that is used as a key. An entry of an index has at most 2704 bytes.
+_MAX_KEY_LENGTH = 500
+
+# The connection cannot be used any more, or the server does not accept one now.
+CONNECTION_ERRORS = (
+    OSError,  # also TimeoutError and ConnectionError
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
+# Two transactions waited for each other. Each can be repeated.
+CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+
+class ServerAddress:
+    """The URL of a database. `str` returns only its hosts and name."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            parts = urlsplit(url)
+            hosts = parts.netloc.rpartition("@")[2] or "localhost"
+            self._text = f"{hosts}{parts.path}"
+        except ValueError:
+            raise ConfigError("The URL of the PostgreSQL store is invalid.") from None
+        if parts.fragment:
+            raise ConfigError("The URL of the PostgreSQL store must not contain '#'. Write %23 for it.")
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class PostgresConnector:
+    """Opens connections to one server. `is_pooled`: a pooler such as PgBouncer is between this process and the server.
+
+    A pooler in transaction mode gives every transaction another session. So no state of a session is used, and
+    statements are not prepared.
+    """
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self.is_pooled: bool | None = None
+
+    async def connect(self) -> "Connection[Any]":
+        """Open a connection. The first one finds out whether there is a pooler."""
+        connection = await self._open()
+        try:
+            if self.is_pooled is None:
+                self.is_pooled = await _is_pooled(connection)
+                if self.is_pooled:
+                    await close(connection)
+                    connection = await self._open()
+            await connection.set_type_codec(
+                "text", schema="pg_catalog", encoder=escape_text, decoder=unescape_text, format="text"
+            )
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _open(self) -> "Connection[Any]":
+        options: dict[str, Any] = {"statement_cache_size": 0} if self.is_pooled else {}
+        return await asyncpg.connect(
+            self.address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, **options
+        )
+
+
+async def _is_pooled(connection: "Connection[Any]") -> bool:
+    """Return True if there is a pooler: it gives its clients another process number than that of the session."""
+    # A statement without parameters is one message. Others need two, which may come to different sessions.
+    check = f"DO $$ BEGIN ASSERT pg_backend_pid() = {connection.get_server_pid()}; END $$"
+    try:
+        await connection.execute(check)
+    except asyncpg.AssertError:
+        return True
+    return False
+
+
+async def close(connection: "Connection[Any]") -> None:
+    """Close a connection, also one that does not answer any more."""
+    try:
+        await connection.close(timeout=1)
+    except (*CONNECTION_ERRORS, asyncpg.PostgresError):
+        connection.terminate()
+
+
+class DatabaseHealth:
+    """The condition of a database. `failure` is the error of the last write, or None if it succeeded."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self._address = address
+        self._lost_at: float | None = None
+        self._found_at: float | None = None
+        self.failure: StoreUnavailable | None = None
+
+    def measure_outage(self, lease: float) -> float:
+        """Return the seconds since the database could last be reached before an outage. 0 if there was none lately.
+
+        In an outage no owner can renew its leases. After it, all get the time of one lease for it.
+        """
+        now = time.monotonic()
+        if self._lost_at is None or (self._found_at is not None and now - self._found_at > lease):
+            return 0.0
+        return now - self._lost_at
+
+    def report_contact(self, *, is_lost: bool) -> None:
+        """Record that the server was reached, or that it was not."""
+        if is_lost:
+            if self._lost_at is None or self._found_at is not None:
+                self._lost_at, self._found_at = time.monotonic(), None
+        elif self._lost_at is not None and self._found_at is None:
+            self._found_at = time.monotonic()
+
+    def report_success(self) -> None:
+        self.report_contact(is_lost=False)
+        if self.failure is not None:
+            self.failure = None
+            logger.warning("the store %s works again", self._address)
+
+    def report_error(self, error: BaseException) -> AntiphonError:
+        """Return the error that a client gets. Log a failure of the database once."""
+        described = describe_error(error)
+        if isinstance(described, StoreUnavailable):
+            self.report_contact(is_lost=True)
+            if type(self.failure) is not type(described):
+                logger.error("the store %s cannot be used: %s", self._address, _summarize(error))
+            self.failure = described
+        return described
+
+
+def describe_error(error: BaseException) -> AntiphonError:
+    """Return the error that a client gets for an error of PostgreSQL. Its text has no names of tables or hosts."""
+    if isinstance(error, AntiphonError):
+        return error
+    if isinstance(error, asyncpg.DiskFullError):
+        return StoreFull(FULL, retry_after=RETRY_AFTER_SECONDS)
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return StoreUnavailable(READ_ONLY, retry_after=RETRY_AFTER_SECONDS)
+    if isinstance(error, CONNECTION_ERRORS):
+        return StoreUnavailable(LOST, retry_after=RETRY_AFTER_SECONDS)
+    if isinstance(error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError)):
+        return StoreUnavailable(FAILED, retry_after=RETRY_AFTER_SECONDS)
+    failure = ServerError("The store failed.")
+    failure.__cause__ = error  # for the log
+    return failure
+
+
+def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError:
+    """Return the error for a database that cannot be opened at the start."""
+    reason = _summarize(error)
+    if isinstance(error, (asyncpg.ClientConfigurationError, ValueError)):
+        reason = "the URL is invalid"  # the text of the error may contain parts of it
+    elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        reason = f"no answer within {CONNECT_SECONDS:g} seconds"
+    elif isinstance(error, asyncpg.InsufficientPrivilegeError):
+        reason = f"{reason}. The first start creates tables: its user needs CREATE on the schema"
+    return ConfigError(f"The store {address} cannot be opened: {reason}.")
+
+
+def _summarize(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__
+
+
+def escape_text(text: str) -> str:
+    """Replace U+0000, which PostgreSQL does not store. Different texts stay different."""
+    if "\x00" in text or "\x01" in text:
+        return text.replace("\x01", "\x011").replace("\x00", "\x010")
+    return text
+
+
+def unescape_text(text: str) -> str:
+    return text.replace("\x010", "\x00").replace("\x011", "\x01") if "\x01" in text else text
+
+
+def make_item_key(item_id: str) -> str:
+    """Return the key of an item: its id, or a digest of a long id. Clients choose the ids of their items."""
+    if len(item_id) <= _MAX_KEY_LENGTH:
+        return item_id
+    return f"{item_id[:100]}#{hashlib.sha256(item_id.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def escape_all(texts: Iterable[str]) -> list[str]:
+    """Escape the elements of an array, to which the codec of a connection does not apply."""
+    return [escape_text(text) for text in texts]

@@ -1,0 +1,200 @@
+"""One PostgreSQL database, and the connections of one process to it.
+
+Writes are grouped on one connection (`writer.py`), reads and longer transactions use a pool (`pool.py`), and a further
+connection listens for changes by other processes (`notifications.py`).
+
+Every statement names its project. Isolation is READ COMMITTED: an operation that depends on a row locks it first.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import asyncpg
+
+from antiphon.errors import StoreUnavailable, Unavailable
+from antiphon.store.base import OnChange
+from antiphon.store.chain_cache import ChainCache
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.store.migration_files import read_migrations
+from antiphon.store.postgres.connection import (
+    RETRY_AFTER_SECONDS,
+    DatabaseHealth,
+    PostgresConnector,
+    ServerAddress,
+    explain_refusal,
+)
+from antiphon.store.postgres.migrations import migrate
+from antiphon.store.postgres.notifications import Notifications
+from antiphon.store.postgres.pool import PostgresPool
+from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
+
+# Number of whole responses that are read at once.
+CONCURRENT_READS = 4
+
+# Time for which the result of a check is used again, and the time to wait for a check.
+CHECK_SECONDS = 1.0
+CHECK_TIMEOUT_SECONDS = 5.0
+
+# Maximum number of uncertain writes to remember.
+MAX_UNCERTAIN = 10_000
+
+CHECK = GroupedStatement("SELECT 1", is_idempotent=True)
+# Writes a row, and changes nothing.
+CHECK_AFTER_FAILURE = GroupedStatement(
+    """
+WITH written AS (
+    UPDATE antiphon_schema SET name = name WHERE version = (SELECT max(version) FROM antiphon_schema) RETURNING 1
+)
+SELECT count(*) FROM written
+""",
+    is_idempotent=True,
+)
+
+
+class UncertainWrites:
+    """Events whose commit got no answer, by the number of the first. The caller appends them again later."""
+
+    def __init__(self) -> None:
+        self._keys: set[tuple[str, str, int]] = set()
+
+    @contextmanager
+    def track(self, project: str, response_id: str, first: int) -> Iterator[bool]:
+        """Yield True if an earlier write of these events is uncertain. Remember this one if it is."""
+        key = (project, response_id, first)
+        try:
+            yield key in self._keys
+        except StoreUnavailable:
+            if len(self._keys) < MAX_UNCERTAIN:
+                self._keys.add(key)
+            raise
+        self._keys.discard(key)
+
+
+class PostgresDatabase:
+    """Base of the parts of the PostgreSQL store. `now` is the clock for expiry.
+
+    Leases use the clock of the database, because the clocks of several machines differ. With a `now`, they use that
+    one, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        now: Callable[[], float] | None = None,
+        configuration_id: str | None = None,
+        limits: StoreLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.address = ServerAddress(url)
+        self._limits = limits
+        self._clock = now
+        self._now = now or time.time
+        self.configuration_id = configuration_id or secrets.token_hex(16)
+        self._on_change: OnChange | None = None
+        self._health = DatabaseHealth(self.address)
+        self._reads = asyncio.Semaphore(CONCURRENT_READS)
+        self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
+        self._uncertain = UncertainWrites()
+        self._parts: tuple[GroupWriter, PostgresPool, Notifications] | None = None
+        self._check: asyncio.Future[Any] | None = None
+        self._checked = 0.0
+
+    async def open(self) -> None:
+        connector = PostgresConnector(self.address)
+        try:
+            connection = await connector.connect()
+            try:
+                schema = await migrate(connection, read_migrations("postgres"), name=str(self.address))
+            except BaseException:
+                connection.terminate()
+                raise
+        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise explain_refusal(self.address, error) from None
+        pool = PostgresPool(connector, self._health, size=self._limits.connections)
+        pool.add(connection)
+        notifications = Notifications(self._choose_listener(connector), pool, channel=f"antiphon_{schema}")
+        self._parts = GroupWriter(connector, self._health), pool, notifications
+        self.on_change = self._on_change
+
+    @property
+    def on_change(self) -> OnChange | None:
+        return self._on_change
+
+    @on_change.setter
+    def on_change(self, on_change: OnChange | None) -> None:
+        self._on_change = on_change
+        if on_change is not None and self._parts is not None:
+            self._notifications.listen(on_change)
+
+    def _choose_listener(self, connector: PostgresConnector) -> PostgresConnector | None:
+        """Return the connector for LISTEN, or None if only a pooler can be reached, which does not support it."""
+        if self._limits.listen_url:
+            return PostgresConnector(ServerAddress(self._limits.listen_url))
+        return None if connector.is_pooled else connector
+
+    async def close(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            writer, pool, notifications = parts
+            await writer.close()
+            await notifications.close()
+            await pool.close()
+        self._chain_cache.clear()
+
+    @property
+    def failure(self) -> StoreUnavailable | None:
+        return self._health.failure
+
+    @property
+    def reports_changes(self) -> bool:
+        return self._parts is not None and self._parts[2].is_listening
+
+    async def check(self) -> None:
+        writer = self._writer
+        check = self._check
+        if check is None or (check.done() and not self._is_recent(check)):
+            check = self._check = writer.submit(CHECK if self.failure is None else CHECK_AFTER_FAILURE, ())
+            check.add_done_callback(_retrieve_error)
+            self._checked = time.monotonic()
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
+                await asyncio.shield(check)
+        except TimeoutError:
+            raise StoreUnavailable("The store does not respond.", retry_after=RETRY_AFTER_SECONDS) from None
+
+    async def shrink(self) -> int:
+        """Do nothing: PostgreSQL's autovacuum makes the space of deleted rows usable again."""
+        _ = self._writer
+        return 0
+
+    def _is_recent(self, check: asyncio.Future[Any]) -> bool:
+        """Return True if the result of a check can be used again."""
+        has_failed_since = self._health.failure is not None and check.exception() is None
+        return time.monotonic() - self._checked < CHECK_SECONDS and not has_failed_since
+
+    @property
+    def _writer(self) -> GroupWriter:
+        return self._get_parts()[0]
+
+    @property
+    def _reader(self) -> PostgresPool:
+        return self._get_parts()[1]
+
+    @property
+    def _notifications(self) -> Notifications:
+        return self._get_parts()[2]
+
+    def _get_parts(self) -> tuple[GroupWriter, PostgresPool, Notifications]:
+        if self._parts is None:
+            raise Unavailable("The store is not open.")
+        return self._parts
+
+
+def _retrieve_error(check: asyncio.Future[Any]) -> None:
+    """Mark the error as retrieved. The caller may have been cancelled."""
+    if not check.cancelled():
+        check.exception()

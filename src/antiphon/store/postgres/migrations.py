@@ -1,0 +1,80 @@
+"""Migration of a PostgreSQL database to the current schema. The table `antiphon_schema` has the version."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from antiphon.errors import ConfigError
+from antiphon.store.migration_files import Migration
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+# The key of the advisory lock under which one process migrates. The schema is part of the key.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon schema ' || current_schema(), 0))"
+
+_HAS_TABLE = "SELECT to_regclass('antiphon_schema') IS NOT NULL"
+
+_CREATE = """
+CREATE TABLE antiphon_schema (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)
+"""
+
+_VERSION = "SELECT coalesce(max(version), 0) FROM antiphon_schema"
+
+_RECORD = "INSERT INTO antiphon_schema (version, name, applied_at) VALUES ($1, $2, now())"
+
+
+async def read_version(connection: "Connection[Any]") -> int:
+    """Return the version of the schema, or 0 if there is none."""
+    if not await connection.fetchval(_HAS_TABLE):
+        return 0
+    version: int = await connection.fetchval(_VERSION)
+    return version
+
+
+async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration], *, name: str) -> str:
+    """Apply the missing migrations in one transaction. Return the name of the schema.
+
+    Any number of processes can call this at the same time: one migrates, and the others wait for it. A database with
+    the current version is not locked, so a user without the right to create tables can use it.
+    """
+    newest = migrations[-1].version
+    async with connection.transaction():
+        schema, is_replica = await connection.fetchrow("SELECT current_schema(), pg_is_in_recovery()")
+        if schema is None:
+            raise ConfigError(f"The store {name} cannot be opened: the search_path of its user has no schema.")
+        if is_replica:
+            raise ConfigError(
+                f"The store {name} cannot be opened: the server is a read-only replica. Use the URL of the primary."
+            )
+        version = _check_version(await read_version(connection), newest, name=name)
+    if version < newest:
+        async with connection.transaction():
+            await connection.execute(_LOCK)
+            version = _check_version(await read_version(connection), newest, name=name)
+            if version == 0:
+                await connection.execute(_CREATE)
+            for migration in migrations[version:]:
+                await _apply(connection, migration, name=name)
+    return str(schema)
+
+
+async def _apply(connection: "Connection[Any]", migration: Migration, *, name: str) -> None:
+    try:
+        await connection.execute(migration.script)
+    except (asyncpg.DuplicateTableError, asyncpg.DuplicateFunctionError, asyncpg.DuplicateObjectError) as error:
+        raise ConfigError(
+            f"The store {name} cannot be opened: its schema has other tables ({error}). "
+            "Use a database or a schema of its own."
+        ) from None
+    await connection.execute(_RECORD, migration.version, migration.name)
+
+
+def _check_version(version: int, newest: int, *, name: str) -> int:
+    if version > newest:
+        raise ConfigError(
+            f"The store {name} has schema version {version}, but this version of Antiphon supports only versions "
+            f"up to {newest}. Update Antiphon, or use another database."
+        )
+    return version

@@ -1,0 +1,112 @@
+"""The connections of a PostgreSQL store for reading, and for transactions that are not grouped with others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from antiphon.errors import Unavailable
+from antiphon.store.postgres.connection import (
+    CONNECTION_ERRORS,
+    DatabaseHealth,
+    PostgresConnector,
+    close,
+    describe_error,
+)
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+
+class PostgresPool:
+    """Up to `size` connections, opened when they are needed. The one used last is used next.
+
+    Unlike asyncpg's own pool, it sends no statement to reset a connection: no state of a session is used.
+    """
+
+    def __init__(self, connector: PostgresConnector, health: DatabaseHealth, *, size: int) -> None:
+        self._connector = connector
+        self._health = health
+        self._idle: list[Connection[Any]] = []
+        self._slots = asyncio.Semaphore(size)
+        self._closing = False
+
+    def add(self, connection: "Connection[Any]") -> None:
+        """Use a connection that was opened before."""
+        self._idle.append(connection)
+
+    async def submit(self, statement: str, parameters: Sequence[object] = ()) -> "list[Record]":
+        """Return the rows of a query. It is repeated once if its connection was lost."""
+        try:
+            try:
+                return await self._fetch(statement, parameters)
+            except CONNECTION_ERRORS:
+                return await self._fetch(statement, parameters)
+        except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
+            raise describe_error(error) from error
+
+    async def _fetch(self, statement: str, parameters: Sequence[object]) -> "list[Record]":
+        async with self._use() as connection:
+            rows: list[Record]
+            if not self._connector.is_pooled:
+                rows = await connection.fetch(statement, *parameters)
+            else:  # each transaction may get another session, and a query is more than one message
+                async with connection.transaction():
+                    rows = await connection.fetch(statement, *parameters)
+            return rows
+
+    @asynccontextmanager
+    async def transact(self) -> "AsyncIterator[Connection[Any]]":
+        """Run the body in a transaction of its own."""
+        try:
+            async with self._use() as connection, connection.transaction():
+                yield connection
+        except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
+            raise describe_error(error) from error
+
+    async def close(self) -> None:
+        self._closing = True
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(close(connection) for connection in idle))
+
+    @asynccontextmanager
+    async def _use(self) -> "AsyncIterator[Connection[Any]]":
+        if self._closing:
+            raise Unavailable("The store is not open.")
+        async with self._slots:
+            idle = self._take_idle()
+            connection = await self._connect() if idle is None else idle
+            try:
+                yield connection
+            except CONNECTION_ERRORS:
+                connection.terminate()
+                self._discard_idle()
+                raise
+            finally:
+                if self._closing:
+                    connection.terminate()
+                elif not connection.is_closed():
+                    self._idle.append(connection)
+            self._health.report_contact(is_lost=False)
+
+    async def _connect(self) -> "Connection[Any]":
+        try:
+            return await self._connector.connect()
+        except CONNECTION_ERRORS:
+            self._health.report_contact(is_lost=True)
+            raise
+
+    def _discard_idle(self) -> None:
+        """Close the idle connections: if the server was restarted, all of them are lost."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
+
+    def _take_idle(self) -> "Connection[Any] | None":
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None

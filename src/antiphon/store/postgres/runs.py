@@ -1,0 +1,391 @@
+"""The queue of background runs in PostgreSQL. A run and its response are written in one transaction.
+
+Claims of all processes follow one after the other, under an advisory lock, so that the limits count exactly. They lock
+only the runs that they take, and skip a run whose owner is just writing.
+
+Times are those of the database's clock. A caller's times are converted by their distance from the present.
+"""
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from antiphon import offload
+from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
+from antiphon.store.claims import Claim, FreeRun
+from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
+from antiphon.store.postgres.database import PostgresDatabase
+from antiphon.store.postgres.responses import INSERT, index_items
+from antiphon.store.postgres.writer import GroupedStatement
+from antiphon.store.record import ForeignItem, pack_with_foreign_items
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+# Number of waiting runs of a project that a claim reads first for each free slot, and the factor by which it grows if
+# all of them are left to others.
+RUNS_PER_SLOT = 1
+RUNS_GROWTH = 8
+
+# The present: a parameter in tests, else the clock of the database.
+_NOW = "coalesce({}::float8, extract(epoch FROM clock_timestamp())::float8)"
+
+NOW = f"SELECT {_NOW.format('$1')}"
+
+ENQUEUE = f"""
+WITH saved AS ({INSERT} RETURNING 1)
+INSERT INTO runs (project, response_id, request, model, configuration_id, free_since)
+SELECT $1, $2, $10, $11, $12, {_NOW.format("$13")} FROM saved
+"""
+
+COUNT_WAITING = "SELECT count(*) FROM runs WHERE owner IS NULL AND NOT cancelled"
+
+COUNT_WAITING_OF_PROJECT = f"{COUNT_WAITING} AND project = $1"
+
+# Claims of other processes wait. Held until the end of the transaction.
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon claims ' || current_schema(), 0))"
+
+# True if there may be a run to claim. Most checks of an idle process end here.
+HAS_RUNS = f"""
+SELECT EXISTS (SELECT 1 FROM runs WHERE owner IS NULL AND NOT cancelled)
+    OR EXISTS (SELECT 1 FROM runs WHERE owner IS NOT NULL AND owner <> $1 AND leased_until <= {_NOW.format("$2")})
+    OR EXISTS (SELECT 1 FROM runs WHERE cancelled)
+"""
+
+# The projects with waiting runs. Each step is one search in the index.
+_PROJECTS = """
+WITH RECURSIVE walked (project) AS (
+    SELECT min(project) FROM runs WHERE owner IS NULL AND NOT cancelled
+    UNION ALL
+    SELECT (SELECT min(project) FROM runs WHERE owner IS NULL AND NOT cancelled AND project > walked.project)
+    FROM walked WHERE walked.project IS NOT NULL
+)
+"""
+
+WAITING = f"""
+{_PROJECTS}
+SELECT waiting.* FROM walked CROSS JOIN LATERAL (
+    SELECT position, project, attempt, model, configuration_id, free_since FROM runs
+    WHERE owner IS NULL AND NOT cancelled AND project = walked.project AND (attempt > 0 OR $2::boolean)
+    ORDER BY position LIMIT $1
+) AS waiting WHERE walked.project IS NOT NULL
+ORDER BY position
+"""
+
+# Runs of owners whose lease has expired.
+EXPIRED = """
+SELECT position, project, attempt, model, configuration_id, leased_until FROM runs
+WHERE owner IS NOT NULL AND owner <> $2 AND leased_until <= $1 AND NOT cancelled ORDER BY position
+"""
+
+CANCELLED = """
+SELECT position FROM runs
+WHERE cancelled AND (owner IS NULL OR (leased_until <= $1 AND owner <> $2)) ORDER BY position
+"""
+
+ACTIVE = "SELECT project FROM runs WHERE owner > '' AND (owner = $1 OR leased_until > $2)"
+
+SUSPECTS = """
+SELECT position FROM runs
+WHERE position = ANY ($1::bigint[]) AND interruptions + (owner IS NOT NULL)::integer >= $2
+"""
+
+HOLDS_SUSPECT = "SELECT EXISTS (SELECT 1 FROM runs WHERE owner = $1 AND interruptions >= $2)"
+
+DELETE_OLD_STARTS = "DELETE FROM run_starts WHERE started_at <= $1"
+
+# A start later than now was recorded before the clock was set back.
+CORRECT_STARTS = "UPDATE run_starts SET started_at = $1 WHERE started_at > $1"
+
+COUNT_STARTS = "SELECT count(*) FROM run_starts WHERE started_at > $1"
+
+INSERT_START = "INSERT INTO run_starts (started_at) VALUES ($1)"
+
+ALIVE_UNTIL = "SELECT configuration_id, alive_until FROM configurations"
+
+# Another process may have renewed a lease, or released a run, since the runs were chosen.
+LOCK_CHOSEN = """
+SELECT position FROM runs
+WHERE position = ANY ($1::bigint[]) AND (owner IS NULL OR (owner <> $2 AND leased_until <= $3))
+FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+# A run that still has an owner was not released.
+TAKE = """
+UPDATE runs SET
+    attempt = attempt + 1,
+    interruptions = interruptions + (owner IS NOT NULL)::integer,
+    free_since = coalesce(leased_until, free_since),
+    owner = $2,
+    leased_until = $3,
+    lease = $4
+WHERE position = ANY ($1::bigint[])
+RETURNING position, project, response_id, request, attempt, watched, cancelled, interruptions, model,
+    configuration_id = $5, greatest(free_since, coalesce((
+        SELECT alive_until FROM configurations
+        WHERE configurations.configuration_id = runs.configuration_id AND runs.configuration_id <> $5
+    ), 0))
+"""
+
+# Only if the process has waiting runs: a server without work does not write.
+RENEW_CONFIGURATION = """
+INSERT INTO configurations (configuration_id, alive_until)
+SELECT $1, $2 WHERE EXISTS (SELECT 1 FROM runs WHERE owner IS NULL AND NOT cancelled AND configuration_id = $1)
+ON CONFLICT (configuration_id) DO UPDATE SET alive_until = excluded.alive_until
+"""
+
+RENEW = """
+UPDATE runs SET leased_until = $2, lease = $3 WHERE owner = $1 RETURNING project, response_id, cancelled
+"""
+
+# The clock of the database may have been set back.
+SHORTEN_LEASES = "UPDATE runs SET leased_until = $1 + lease WHERE owner IS NOT NULL AND leased_until > $1 + lease"
+
+RELEASE = GroupedStatement(
+    f"""
+WITH released AS (
+    UPDATE runs SET owner = NULL, leased_until = NULL, free_since = {_NOW.format("$2")} WHERE owner = $1 RETURNING 1
+)
+SELECT count(*) FROM released
+""",
+    is_idempotent=True,
+)
+
+RETURN = GroupedStatement(
+    f"""
+WITH returned AS (
+    UPDATE runs SET owner = NULL, leased_until = NULL, free_since = {_NOW.format("$4")} - $5
+    WHERE owner = $1 AND project = $2 AND response_id = $3 RETURNING 1
+)
+SELECT count(*) FROM returned
+""",
+    is_idempotent=True,
+)
+
+
+def _change_run(change: str, condition: str = "") -> GroupedStatement:
+    """Return a statement that changes one run. Its result is the number of changed runs: 0 or 1."""
+    update = f"UPDATE runs SET {change} WHERE project = $1 AND response_id = $2 {condition} RETURNING 1"
+    return GroupedStatement(f"WITH changed AS ({update}) SELECT count(*) FROM changed", is_idempotent=True)
+
+
+# Clear the owner but keep the expiry.
+CLEAR_OWNER = _change_run("owner = ''", "AND owner = $3")
+
+WATCH = _change_run("watched = true")
+
+CANCEL = _change_run("cancelled = true")
+
+WATCHED = "SELECT watched FROM runs WHERE project = $1 AND response_id = $2"
+
+
+class PostgresRunQueue(PostgresDatabase):
+    async def enqueue(
+        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+    ) -> None:
+        record, foreign = await offload.run(pack_with_foreign_items, stored)
+        run = request, stored.response.model, self.configuration_id, self._read_clock()
+        await self._writer.submit(_enqueue, ((project, *record, *run), foreign, limits))
+        self._notifications.announce("queued")
+
+    async def claim(
+        self,
+        owner: str,
+        *,
+        as_of: float,
+        lease: float,
+        limit: int,
+        wait_by_model: Mapping[str, float] | None = None,
+        limits: RunLimits = NO_LIMITS,
+    ) -> list[ClaimedRun]:
+        waited = max(0.0, self._now() - as_of)
+        ((has_runs,),) = await self._reader.submit(HAS_RUNS, (owner, as_of if self._clock else None))
+        if not has_runs:
+            return []
+        async with self._reader.transact() as connection:
+            await connection.execute(LOCK)
+            # Read the clock after the lock: a new lease must not include the time spent waiting for it.
+            now: float = await connection.fetchval(NOW, self._read_clock())
+            began = as_of if self._clock else now - max(waited, self._health.measure_outage(lease))
+            claim = Claim(owner, self.configuration_id, began, lease, limit, wait_by_model or {}, limits)
+            claimed = await _claim(connection, claim, now)
+        return [self._convert_time(run, now) for run in claimed]
+
+    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
+        runs: dict[RunKey, bool] = await self._writer.submit(
+            _renew, (owner, self.configuration_id, self._read_clock(), lease)
+        )
+        return runs
+
+    async def release(self, owner: str) -> None:
+        released: int = await self._writer.submit(RELEASE, (owner, self._read_clock()))
+        if released:
+            self._notifications.announce("queued")
+
+    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        free_seconds = self._now() - free_since
+        await self._writer.submit(RETURN, (owner, project, response_id, self._read_clock(), free_seconds))
+        self._notifications.announce("queued")
+
+    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
+        await self._writer.submit(CLEAR_OWNER, (project, response_id, owner))
+
+    async def mark_watched(self, project: str, response_id: str) -> bool:
+        # Most readers follow a run that is already watched, and need not wait for a commit.
+        rows = await self._reader.submit(WATCHED, (project, response_id))
+        if not rows:
+            return False
+        (watched,) = rows[0]
+        if watched:
+            return True
+        marked: int = await self._writer.submit(WATCH, (project, response_id))
+        return marked > 0
+
+    async def request_cancel(self, project: str, response_id: str) -> bool:
+        marked: int = await self._writer.submit(CANCEL, (project, response_id))
+        if marked:
+            self._notifications.announce("cancelled", response_id)
+        return marked > 0
+
+    def _read_clock(self) -> float | None:
+        """Return the time for a statement, or None for the clock of the database."""
+        return None if self._clock is None else float(self._clock())
+
+    def _convert_time(self, run: ClaimedRun, now: float) -> ClaimedRun:
+        """Express the time `free_since` by the clock of this process. `now` is the time of the database."""
+        if self._clock is not None:
+            return run
+        return run._replace(free_since=time.time() - (now - run.free_since))
+
+
+async def _enqueue(
+    connection: "Connection[Any]", row: Sequence[Any], foreign: list[ForeignItem], limits: RunLimits
+) -> None:
+    project, response_id, *_ = row
+    if limits.counts_waiting:
+        await _check_waiting(connection, project, limits)
+    await connection.execute(ENQUEUE, *row)
+    await index_items(connection, project, response_id, foreign)
+
+
+async def _check_waiting(connection: "Connection[Any]", project: str, limits: RunLimits) -> None:
+    """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed.
+
+    Runs that other processes add at the same moment are not counted.
+    """
+    own, total = limits.queued_per_project, limits.queued
+    if own is not None:
+        waiting = await connection.fetchval(COUNT_WAITING_OF_PROJECT, project)
+        if waiting >= own:
+            raise QueueFull(waiting, is_project=True)
+    if total is not None:
+        waiting = await connection.fetchval(COUNT_WAITING)
+        if waiting >= total:
+            raise QueueFull(waiting, is_project=False)
+
+
+async def _claim(connection: "Connection[Any]", claim: Claim, now: float) -> list[ClaimedRun]:
+    chosen = await _choose(connection, claim, now) if claim.slots > 0 else []
+    cancelled = [position for (position,) in await connection.fetch(CANCELLED, claim.as_of, claim.owner)]
+    positions = [*cancelled, *(run.position for run in chosen)]
+    if not positions:
+        return []
+    locked = {row[0] for row in await connection.fetch(LOCK_CHOSEN, positions, claim.owner, claim.as_of)}
+    if claim.limits.starts_per_minute is not None:
+        starts = [(now,) for run in chosen if run.attempt == 0 and run.position in locked]
+        await connection.executemany(INSERT_START, starts)
+    rows = await connection.fetch(
+        TAKE, sorted(locked), claim.owner, now + claim.lease, claim.lease, claim.configuration_id
+    )
+    return [ClaimedRun(*taken) for _, *taken in sorted(rows, key=lambda row: row[0])]
+
+
+async def _choose(connection: "Connection[Any]", claim: Claim, now: float) -> list[FreeRun]:
+    """Return the runs that this claim takes within its limits."""
+    expired = [FreeRun(*row) for row in await connection.fetch(EXPIRED, claim.as_of, claim.owner)]
+    active = Counter(project for (project,) in await connection.fetch(ACTIVE, claim.owner, claim.as_of))
+    starts = await _count_starts(connection, now) if claim.limits.starts_per_minute is not None else 0
+    alive_until = dict(await connection.fetch(ALIVE_UNTIL))
+    holds_suspect = await connection.fetchval(HOLDS_SUSPECT, claim.owner, SUSPECT_INTERRUPTIONS)
+    count = claim.slots * RUNS_PER_SLOT
+    while True:
+        admission = Admission(claim.limits, slots=claim.slots, active=active, starts=starts)
+        if admission.room <= 0:
+            return []
+        waiting = await _list_waiting(connection, count, admission)
+        candidates = [run for run in heapq.merge(expired, waiting) if not claim.is_left_to_others(run, alive_until)]
+        suspects = await _find_suspects(connection, candidates)
+        chosen = _choose_from(candidates, admission, active, suspects, holds_suspect=holds_suspect)
+        if admission.room <= 0 or not _may_have_more(waiting, count, admission):
+            return chosen
+        count *= RUNS_GROWTH
+
+
+async def _list_waiting(connection: "Connection[Any]", count: int, admission: Admission) -> list[FreeRun]:
+    """Return up to `count` waiting runs of each project, oldest first, and as many that were started before."""
+    rows = []
+    if admission.allows_starts:
+        rows = await connection.fetch(WAITING, count, True)
+    if admission.starts_left is not None:
+        rows += await connection.fetch(WAITING, count, False)
+    return sorted({FreeRun(*row) for row in rows})
+
+
+def _may_have_more(waiting: Sequence[FreeRun], count: int, admission: Admission) -> bool:
+    """Return True if a project may have further runs that the limits allow, behind those that were left to others."""
+    allowed = [run for run in waiting if admission.allows_starts or run.attempt > 0]
+    read = Counter(run.project for run in allowed)
+    return any(number >= count for project, number in read.items() if project not in admission.full_projects)
+
+
+def _choose_from(
+    candidates: Sequence[FreeRun],
+    admission: Admission,
+    active: Mapping[str, int],
+    suspects: set[int],
+    *,
+    holds_suspect: bool,
+) -> list[FreeRun]:
+    by_project: dict[str, list[FreeRun]] = {}
+    for run in candidates:
+        by_project.setdefault(run.project, []).append(run)
+    is_taken = holds_suspect
+
+    def list_runs(runs: Sequence[FreeRun]) -> Iterator[FreeRun]:
+        nonlocal is_taken
+        for run in runs:
+            if run.position in suspects:
+                if is_taken:
+                    continue
+                is_taken = True
+            yield run
+
+    waiting = {project: (runs[0].position, list_runs(runs)) for project, runs in by_project.items()}
+    return choose_in_turns(waiting, admission, active)
+
+
+async def _find_suspects(connection: "Connection[Any]", candidates: Sequence[FreeRun]) -> set[int]:
+    """Return the positions of the runs whose attempts have ended with their process too often."""
+    positions = [run.position for run in candidates if run.attempt >= SUSPECT_INTERRUPTIONS]
+    if not positions:  # each interruption was an attempt
+        return set()
+    return {row[0] for row in await connection.fetch(SUSPECTS, positions, SUSPECT_INTERRUPTIONS)}
+
+
+async def _count_starts(connection: "Connection[Any]", now: float) -> int:
+    await connection.execute(DELETE_OLD_STARTS, now - START_WINDOW)
+    await connection.execute(CORRECT_STARTS, now)
+    starts: int = await connection.fetchval(COUNT_STARTS, now - START_WINDOW)
+    return starts
+
+
+async def _renew(
+    connection: "Connection[Any]", owner: str, configuration_id: str, clock: float | None, lease: float
+) -> dict[RunKey, bool]:
+    now: float = await connection.fetchval(NOW, clock)
+    await connection.execute(RENEW_CONFIGURATION, configuration_id, now + lease)
+    rows = await connection.fetch(RENEW, owner, now + lease, lease)
+    await connection.execute(SHORTEN_LEASES, now)
+    return {RunKey(project, response_id): cancelled for project, response_id, cancelled in rows}
