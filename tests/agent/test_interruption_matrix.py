@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-STRUCTURES = ("direct", "subagent")
+STRUCTURES = ("direct", "subagent", "handoff", "mcp")
 POLICIES = ("approval", "retry", "ask", "tell")
 INTERRUPTIONS = ("kill", "SIGINT", "cancellation", "lease lost")
 POINTS = ("before intent", "after intent", "after effect")
@@ -19,7 +19,7 @@ CELLS = list(itertools.product(STRUCTURES, POLICIES, INTERRUPTIONS, POINTS))
 
 
 def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> None:
-    """All 96 cells are in one test, because they share a process that has imported everything."""
+    """All 192 cells are in one test, because they share a process that has imported everything."""
     folders = [tmp_path / str(number) for number in range(len(CELLS))]
     orders = []
     for folder, cell in zip(folders, CELLS, strict=True):
@@ -36,7 +36,7 @@ def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> N
         check=True,
     )
     answers = done.stdout.splitlines()
-    assert len(answers) == len(CELLS) == 96
+    assert len(answers) == len(CELLS) == 192
     faults = [
         (cell, fault)
         for folder, cell, answer in zip(folders, CELLS, answers, strict=True)

@@ -5,7 +5,9 @@ It imports everything once and forks for each attempt. It reads the cells of a m
     {"folder": "...", "structure": "direct", "policy": "ask", "way": "kill", "point": "after intent"}
 
 For each it runs an attempt that is interrupted, and one that resumes the run. Each effect of the tool is a line in the
-file `effects`. The answer is a line with the number of effects of the first attempt and the outcome of the second.
+file `effects`. The answer is a line with the number of effects of the first attempt and the outcome of the second. The
+tool is one of the agent, of a subagent, of an agent to which the run is handed over, or of an MCP server in another
+process.
 """
 
 import asyncio
@@ -13,16 +15,22 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from msgspec import structs
 
 from antiphon.agent.agent import Agent
 from antiphon.ledger import RunTaken
 from antiphon.store.ledger import SqliteLedger
-from antiphon.tools.base import Tool, ToolContext
+from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.function import tool
+from antiphon.tools.mcp import McpServer
 from support.crashing_agent import RUN_ID, Script, make_calls
 
 Interrupt = Callable[[], Coroutine[Any, Any, None]]
@@ -50,17 +58,101 @@ class WatchedLedger(SqliteLedger):
             await interrupt()
 
 
-def make_agent(cell: dict[str, str], interrupt: Interrupt | None) -> Agent:
+@contextlib.asynccontextmanager
+async def open_agent(cell: dict[str, str], interrupt: Interrupt | None) -> AsyncIterator[Agent]:
+    if cell["structure"] == "mcp":
+        async with open_mcp_agent(cell, interrupt) as agent:
+            yield agent
+        return
     act = make_act(cell, interrupt)
     worker = Agent(model="m", transport=Script(make_calls(1)), tools=[act])
-    if cell["structure"] == "direct":
-        return worker
-    ask = {"type": "function_call", "call_id": "call_e", "name": "expert", "arguments": '{"input":"Act."}'}
-    return Agent(model="m", transport=Script([ask]), tools=[worker.as_tool("expert", "Acts.")])
+    match cell["structure"]:
+        case "direct":
+            yield worker
+        case "subagent":
+            ask = {"type": "function_call", "call_id": "call_e", "name": "expert", "arguments": '{"input":"Act."}'}
+            yield Agent(model="m", transport=Script([ask]), tools=[worker.as_tool("expert", "Acts.")])
+        case "handoff":
+            transfer = {"type": "function_call", "call_id": "call_t", "name": "transfer_to_worker", "arguments": "{}"}
+            script = Script([transfer, *make_calls(1)], at_once=1)
+            second = Agent(model="m", name="worker", transport=script, tools=[act])
+            yield Agent(model="m", name="triage", transport=Script([transfer]), handoffs=[second])
+
+
+def find_policy(cell: dict[str, str]) -> Any:
+    return "ask" if cell["policy"] == "approval" else cell["policy"]
+
+
+@contextlib.asynccontextmanager
+async def open_mcp_agent(cell: dict[str, str], interrupt: Interrupt | None) -> AsyncIterator[Agent]:
+    approval = cell["policy"] == "approval"
+    headers = {"x-folder": cell["folder"]}
+    async with McpServer.http(
+        cell["url"], headers=headers, on_interrupt=find_policy(cell), needs_approval=approval
+    ) as server:
+        (act,) = server.tools
+
+        async def invoke(arguments: str, context: ToolContext) -> ToolResult:
+            result = await act.invoke(arguments, context)
+            if interrupt is not None and cell["point"] == "after effect":
+                await interrupt()
+            return result
+
+        script = Script(make_calls(1))
+        yield Agent(model="m", transport=script, tools=[structs.replace(act, invoke=invoke)])
+
+
+def serve_mcp(port: int) -> None:
+    server = MCPServer("effects", log_level="CRITICAL")
+
+    @server.tool()
+    def act(number: int, context: Context) -> str:
+        """Have an effect."""
+        request = context.request_context
+        folder = (request.request.headers if request.request is not None else {})["x-folder"]
+        with (Path(folder) / "effects").open("a") as file:
+            file.write(f"{(request.meta or {}).get('antiphon/idempotency-key')}\n")
+        return f"acted {number}"
+
+    asyncio.run(server.run_streamable_http_async(port=port))
+
+
+@contextlib.contextmanager
+def running_mcp_server() -> Iterator[str]:
+    """Serve the tool in a process of its own and yield its URL."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        child = os.fork()
+        if not child:
+            serve_mcp(port)
+            os._exit(0)
+        try:
+            wait_for_port(port)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+async def connect_once(url: str) -> None:
+    """Connect to the server, so that everything for it is imported before the first fork."""
+    async with McpServer.http(url) as server:
+        assert [tool.name for tool in server.tools] == ["act"]
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def make_act(cell: dict[str, str], interrupt: Interrupt | None) -> Tool:
-    policy: Any = "ask" if cell["policy"] == "approval" else cell["policy"]
+    policy = find_policy(cell)
 
     @tool(needs_approval=cell["policy"] == "approval", on_interrupt=policy)
     async def act(number: int, context: ToolContext) -> str:
@@ -100,21 +192,21 @@ async def interrupt_run(cell: dict[str, str]) -> None:
     assert task is not None
     interrupt = choose_interrupt(cell, task)
     ledger = WatchedLedger(Path(cell["folder"]) / "runs.db", cell["point"], interrupt)
-    agent = make_agent(cell, interrupt)
     with contextlib.suppress(RunTaken, asyncio.CancelledError, KeyboardInterrupt):
-        outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
-        if outcome.kind == "needs_approval":
-            await agent.resume(RUN_ID, approvals={outcome.pending[0].call_id: True}, durable=ledger)
+        async with open_agent(cell, interrupt) as agent:
+            outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
+            if outcome.kind == "needs_approval":
+                await agent.resume(RUN_ID, approvals={outcome.pending[0].call_id: True}, durable=ledger)
 
 
 async def resume_run(cell: dict[str, str]) -> None:
     """Resume the run. A person who is asked permits the call if it has not had its effect."""
     ledger = SqliteLedger(Path(cell["folder"]) / "runs.db")
-    agent = make_agent(cell, None)
-    outcome = await agent.resume(RUN_ID, durable=ledger)
-    while outcome.kind == "needs_approval":
-        approvals = {outcome.pending[0].call_id: not count_effects(cell)}
-        outcome = await agent.resume(RUN_ID, approvals=approvals, durable=ledger)
+    async with open_agent(cell, None) as agent:
+        outcome = await agent.resume(RUN_ID, durable=ledger)
+        while outcome.kind == "needs_approval":
+            approvals = {outcome.pending[0].call_id: not count_effects(cell)}
+            outcome = await agent.resume(RUN_ID, approvals=approvals, durable=ledger)
     await ledger.close()
     (Path(cell["folder"]) / "outcome").write_text(outcome.kind)
 
@@ -134,13 +226,15 @@ def attempt(work: Callable[[dict[str, str]], Coroutine[Any, Any, None]], cell: d
 
 
 def main() -> None:
-    for line in sys.stdin:
-        cell = json.loads(line)
-        attempt(interrupt_run, cell)
-        first = count_effects(cell)
-        attempt(resume_run, cell)
-        sys.stdout.write(f"{first} {(Path(cell['folder']) / 'outcome').read_text()}\n")
-        sys.stdout.flush()
+    with running_mcp_server() as url:
+        asyncio.run(connect_once(url))
+        for line in sys.stdin:
+            cell = json.loads(line) | {"url": url}
+            attempt(interrupt_run, cell)
+            first = count_effects(cell)
+            attempt(resume_run, cell)
+            sys.stdout.write(f"{first} {(Path(cell['folder']) / 'outcome').read_text()}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -148,20 +148,15 @@ async def test_call_is_repeated_with_the_same_key_if_configured(tmp_path: Path, 
     assert (result.is_error, (tmp_path / "keys").read_text().split()) == (not retries, ["key_1"] * (retries + 1))
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("sampling/createMessage", "Sampling not supported"),
-        ("elicitation/create", "Elicitation not supported"),
-        ("roots/list", "List roots not supported"),
-    ],
-)
-async def test_request_of_the_server_is_refused_and_the_call_goes_on(method: str, message: str) -> None:
+async def test_request_of_the_server_is_refused_and_the_call_goes_on() -> None:
     async with McpServer.stdio(sys.executable, [str(SUPPORT / "mcp_asking_server.py")]) as server:
-        result = await call(server.tools, "ask", json.dumps({"method": method}))
-        assert (result.is_error, msgspec.json.decode(str(result.output))) == (
-            False,
-            {"code": -32600, "message": message},
-        )
+        for method, message in (
+            ("sampling/createMessage", "Sampling not supported"),
+            ("elicitation/create", "Elicitation not supported"),
+            ("roots/list", "List roots not supported"),
+        ):
+            result = await call(server.tools, "ask", json.dumps({"method": method}))
+            refusal = {"code": -32600, "message": message}
+            assert (result.is_error, msgspec.json.decode(str(result.output))) == (False, refusal)
         assert await server.list_resources() == []
         assert await server.list_prompts() == []

@@ -5,6 +5,7 @@ may have to replace a broken connection. So each connection is owned by a task o
 """
 
 import asyncio
+import functools
 import importlib
 import logging
 import sys
@@ -17,6 +18,8 @@ from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamT
 from antiphon.protocol.json_text import JsonObject
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
     from mcp import Client
     from mcp.types import Tool as McpTool
@@ -87,12 +90,22 @@ def connect_http(url: str, headers: Mapping[str, str] | None) -> Connect:
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)
         hooks = {"response": [check_session]}
         async with (
-            httpx2.AsyncClient(headers=dict(headers or {}), timeout=timeout, event_hooks=hooks) as client,
+            httpx2.AsyncClient(
+                headers=dict(headers or {}), timeout=timeout, event_hooks=hooks, verify=_get_tls_context()
+            ) as client,
             streamable_http_client(url, http_client=client) as (reading, writing),
         ):
             yield _WatchedStream(reading, state), writing
 
     return connect
+
+
+@functools.cache
+def _get_tls_context() -> "ssl.SSLContext":
+    """Return the TLS settings of all connections. Loading the certificates takes longer than a connection."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 class _WatchedStream:
