@@ -26,6 +26,7 @@ _HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]?"
 
 Dialect = Literal["openai", "open-responses"]
 UnsupportedTools = Literal["default", "drop", "refuse"]
+HostedPlacement = Literal["auto", "local"]
 
 
 class ApiKey(Struct, frozen=True):
@@ -163,6 +164,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_answer_items: Annotated[int, Meta(ge=1, le=100_000)] = 2048
     max_answer_events: Annotated[int, Meta(ge=1)] = 1_000_000
     outbound_allow: tuple[str, ...] = ()
+    hosted_tools: HostedPlacement = "auto"
+    max_hosted_calls: Annotated[int, Meta(ge=1)] = 128
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
     grammars: GrammarLimits = GrammarLimits()

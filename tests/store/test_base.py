@@ -49,6 +49,9 @@ CALLS = {
     "list_prompts": lambda store, _: store.list_prompts("p"),
     "shrink": lambda store, _: store.shrink(),
     "check": lambda store, _: store.check(),
+    "append_hosted_steps": lambda store, _: store.append_hosted_steps("p", "resp_1", 0, [b"{}"], owner="us"),
+    "load_hosted_steps": lambda store, _: store.load_hosted_steps("p", "resp_1"),
+    "claim_effect": lambda store, _: store.claim_effect("p", "key"),
     "delete_prompt": lambda store, _: store.delete_prompt("p", "pmpt_1"),
 }
 

@@ -18,6 +18,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.server.dialect import choose_dialect
 from antiphon.store.base import Store
 from antiphon.stream.fold import fold
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 from support import openresponses
 
 OPEN_RESPONSES = choose_dialect({}, "open-responses")
@@ -26,12 +27,21 @@ OPEN_RESPONSES = choose_dialect({}, "open-responses")
 class EngineHarness:
     """An engine with its scripted backend and its store."""
 
-    def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:
-        self.backend: ScriptedBackend = create_scripted("test", {"script": script}, Path())
+    def __init__(
+        self,
+        script: dict[str, Any],
+        store: Store,
+        policy: Policy | None = None,
+        hosted_tools: HostedTools = NO_HOSTED_TOOLS,
+        backend: ScriptedBackend | None = None,
+    ) -> None:
+        self.backend: ScriptedBackend = backend or create_scripted("test", {"script": script}, Path())
         self.store = store
         # All engines have the same key, as all processes of one server do.
         sealer = Sealer([bytes(32)])
-        self.engine = Engine(backends={"test": self.backend}, store=store, policy=policy, sealer=sealer)
+        self.engine = Engine(
+            backends={"test": self.backend}, store=store, policy=policy, sealer=sealer, hosted_tools=hosted_tools
+        )
 
     async def ask(self, input_items: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
         body = codec.encode({"model": "scripted", "input": input_items} | fields)

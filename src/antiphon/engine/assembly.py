@@ -10,6 +10,8 @@ from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
+from antiphon.tools.hosted.base import HostedSetup
+from antiphon.tools.hosted.registry import HostedTools, create_hosted_tools
 from antiphon.turn_queue import QueueLimits
 from antiphon.upstream.addresses import OutboundRules
 
@@ -39,8 +41,15 @@ def build_engine(settings: Settings) -> Engine:
         chain_cache_bytes=settings.store_cache_bytes,
     )
     store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
-    files = locate_files(url, settings.data_dir)
-    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer, files_folder=files)
+    return Engine(
+        backends=backends,
+        store=store,
+        policy=make_policy(settings),
+        sealer=sealer,
+        files_folder=locate_files(url, settings.data_dir),
+        # A stateless server has function tools only.
+        hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),
+    )
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:
@@ -96,4 +105,6 @@ def make_policy(settings: Settings) -> Policy:
             max_answer_events=settings.max_answer_events,
         ),
         outbound=OutboundRules.parse(settings.outbound_allow),
+        max_hosted_calls=settings.max_hosted_calls,
+        run_hosted_locally=settings.hosted_tools == "local",
     )

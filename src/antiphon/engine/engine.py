@@ -33,6 +33,8 @@ from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.tools.hosted.base import HostedServices
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
 if TYPE_CHECKING:
     from antiphon.engine.files.service import FileService
@@ -52,6 +54,7 @@ class Engine:
         policy: Policy | None = None,
         sealer: Sealer | None = None,
         files_folder: Path | None = None,
+        hosted_tools: HostedTools = NO_HOSTED_TOOLS,
     ) -> None:
         self._policy = policy or Policy()
         self._files_folder = files_folder
@@ -61,7 +64,15 @@ class Engine:
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
         self.reasoning = StoredReasoningSealer(sealer)
-        self._pipeline = Pipeline(backends, store=store, prompts=self.prompts, policy=self._policy, sealer=sealer)
+        self._pipeline = Pipeline(
+            backends,
+            store=store,
+            prompts=self.prompts,
+            policy=self._policy,
+            sealer=sealer,
+            hosted_tools=hosted_tools,
+            hosted_services=HostedServices(claim=store.claim_effect),
+        )
         self._running: dict[RunKey, Run] = {}
         self._starting: set[asyncio.Task[object]] = set()
         worker = Worker(

@@ -28,6 +28,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `max_input_items`, `max_content_parts`, `max_tools`: maximum numbers in one request.
     `max_prompt_bytes`: maximum size of a prompt template with its variables.
     `answer_limits`: limits on the size of one answer of a model.
+    `max_hosted_calls`: maximum number of hosted tool calls in one response.
+    `run_hosted_locally`: run hosted tools here even if the backend could run them itself.
     `outbound`: the rules for URLs of clients that an upstream fetches.
     `grammar_limits`: limits on schemas and grammars that this process compiles.
     `file_limits`: limits on files and vector stores. `embeddings`: the server of embeddings; None for the local model.
@@ -55,3 +57,5 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     id_prefix: str = ""
     answer_limits: AnswerLimits = AnswerLimits()
     outbound: OutboundRules = OutboundRules()
+    max_hosted_calls: int = 128
+    run_hosted_locally: bool = False

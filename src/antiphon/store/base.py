@@ -392,6 +392,28 @@ class RunQueue(Protocol):
         """Ask the current or next owner of a run to end it. Return False if there is no run."""
 
 
+class HostedStepStore(Protocol):
+    """The finished steps of background responses with hosted tools, and claims of effects."""
+
+    async def append_hosted_steps(
+        self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
+    ) -> bool:
+        """Append the steps of a background response, numbered from `first`, in one transaction.
+
+        Return False, and write nothing, unless `owner` has the run. Raises ServerError if the response does not have
+        exactly `first` steps. The steps are deleted with the run.
+        """
+
+    async def load_hosted_steps(self, project: str, response_id: str) -> list[bytes]:
+        """Return the steps of a background response in order."""
+
+    async def claim_effect(self, project: str, key: str, *, expires_at: int | None = None) -> bool:
+        """Record that an effect is about to happen. Return False if its key was claimed before.
+
+        After `expires_at`, the claim may be deleted by `expire`.
+        """
+
+
 class PromptStore(Protocol):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         """Save a new version of a prompt. Raises InvalidRequest if the version exists: versions do not change."""
@@ -406,7 +428,9 @@ class PromptStore(Protocol):
         """Delete a prompt with all its versions. Return False if there was none."""
 
 
-class Store(ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue, PromptStore, Protocol):
+class Store(
+    ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue, HostedStepStore, PromptStore, Protocol
+):
     """Storage for all data that outlives a request.
 
     A method that changes data returns when the change is durable: acknowledged writes survive a crash. Returned objects

@@ -166,15 +166,15 @@ async def test_vacuum_rewrites_an_old_database(path: Path, make_stored: MakeStor
     create_old_file(path)
     store = SqliteStore(path)
     await store.open()
-    await save_many(store, make_stored, 50)
-    await asyncio.gather(*(store.delete("p", f"resp_{number}") for number in range(45)))
+    await save_many(store, make_stored, 100)
+    await asyncio.gather(*(store.delete("p", f"resp_{number}") for number in range(95)))
     await store.close()
     order = read_order(path)
     before, after = vacuum_file(path)
     assert (after, read_pragma(path, "auto_vacuum")) == (measure(path), 2)
     assert after < before / 5
     # The order of the rows says which response is newer.
-    assert read_order(path) == order == [f"resp_{number}" for number in range(45, 50)]
+    assert read_order(path) == order == [f"resp_{number}" for number in range(95, 100)]
 
 
 def read_order(path: Path) -> list[str]:

@@ -21,6 +21,7 @@ from antiphon.engine.prepare.prepare import Accepted
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import conversation_for
 from antiphon.engine.respond.run import Postponed, Run
+from antiphon.engine.serve.hosted.journal import StepJournal
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
 from antiphon.errors import ModelNotFound, ServerError, StoreUnavailable
@@ -185,7 +186,8 @@ class Attempt:
             return
         try:
             prepared = await self._pipeline.prepare(request, project=self._claimed.project, accepted=accepted)
-            serving = await self._pipeline.serve(prepared, replayed=replayed)
+            journal = await self._open_journal(accepted.response_id) if prepared.is_hosted else None
+            serving = await self._pipeline.serve(prepared, replayed=replayed, journal=journal)
         except ModelNotFound:  # not configured here any more, or unknown to the upstream
             self._leave_to_others("unknown")
             raise
@@ -201,6 +203,13 @@ class Attempt:
                 except Diverged:
                     yield [DIVERGED]
                     return
+
+    async def _open_journal(self, response_id: str) -> StepJournal:
+        """Return the journal of the hosted tools, with the steps of earlier attempts."""
+        journal = StepJournal(self._store, project=self._claimed.project, response_id=response_id, owner=self._owner)
+        if self._claimed.attempt > 1:
+            await journal.load()
+        return journal
 
     def _leave_to_others(self, status: ModelStatus) -> None:
         """Raise LeftToOthers while other processes still have time to claim the run.

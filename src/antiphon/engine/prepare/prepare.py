@@ -40,6 +40,7 @@ from antiphon.engine.serve.compaction.expansion import (
     expand_compactions,
     repair_before_trigger,
 )
+from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
 from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
@@ -48,8 +49,10 @@ from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS
 from antiphon.upstream.media_urls import check_media_urls, has_media
 
 Items = list[Item | Unknown]
@@ -61,7 +64,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A request made ready for the model.
 
     `turn` is the model call and `route` the candidates for it. `input` are the new items to store. `warnings` are for
-    the client; `repairs` are those among them that concern the history.
+    the client; `repairs` are those among them that concern the history. `is_hosted`: the request has tools that this
+    server runs. `shown_tools` are the tools as the response shows them, if they differ from the request's.
     """
 
     turn: Turn
@@ -71,6 +75,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     warnings: Sequence[str]
     repairs: Sequence[str]
+    is_hosted: bool = False
+    shown_tools: list[Tool | Unknown] | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +103,10 @@ class Preparer:
         policy: Policy,
         sealer: Sealer,
         grammars: GrammarCheck | None = None,
+        hosted: HostedLoop | None = None,
     ) -> None:
         self._router = router
+        self._hosted = hosted or HostedLoop(NO_HOSTED_TOOLS, sealer, max_calls=0, run_locally=False)
         self._grammars = grammars or GrammarCheck(policy.grammar_limits)
         self._store = store
         self._prompts = prompts
@@ -158,6 +166,7 @@ class Preparer:
                 request, items, repairs = build(request, context, new, project)
         if accepted is None:
             _apply_model_defaults(request, candidate.model)
+        is_hosted = request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
         # A continued compaction is expanded twice, with the same warnings.
         repairs = list(dict.fromkeys((*context.repairs, *repairs)))
         return Prepared(
@@ -181,6 +190,8 @@ class Preparer:
             created_at=int(time.time()),
             warnings=_join_warnings(warnings, repairs, new, candidate.describe_emulation(request)),
             repairs=repairs,
+            is_hosted=is_hosted,
+            shown_tools=self._hosted.echo_tools(request.tools) if is_hosted and request.tools is not None else None,
         )
 
     async def _complete_request(
@@ -212,6 +223,8 @@ class Preparer:
             unsupported=unsupported,
             functions_only=self._policy.stateless,
             history=context.items,
+            hosted=self._hosted.tools,
+            hosted_types=self._hosted.select_types(capabilities),
         )
         request = copy(request)  # from here on the request is our own and may be changed
         request.tools = tools or None

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from antiphon.backends.base import Capabilities
 from antiphon.config import UnsupportedTools
 from antiphon.errors import InvalidRequest, UnsupportedTool
@@ -9,13 +11,14 @@ from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tool_lists import SharedTools, derive
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
     CustomChoice,
     CustomTool,
     FunctionChoice,
     FunctionTool,
+    McpChoice,
     McpTool,
     NamespaceTool,
     ShellTool,
@@ -24,6 +27,7 @@ from antiphon.protocol.tools import (
     WebSearchTool,
 )
 from antiphon.protocol.unions import Unknown
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
 Tools = list[Tool | Unknown]
 
@@ -44,27 +48,41 @@ def select_tools(
     unsupported: UnsupportedTools = "default",
     functions_only: bool = False,
     history: Sequence[Item | Unknown] = (),
+    hosted: HostedTools = NO_HOSTED_TOOLS,
+    hosted_types: frozenset[str] = frozenset(),
 ) -> tuple[Tools, list[str]]:
     """Return the tools to show the model, and warnings about dropped tools. Neither may be changed.
 
     Raises UnsupportedTool on a tool that cannot be served, unless the policy is to drop it. `functions_only` drops all
-    other tools. `tool_choice` may also name tools of `history` items and of the input.
+    other tools. `tool_choice` may also name tools of `history` items and of the input. `hosted_types` are the types
+    among `hosted` that this server runs for the backend.
     """
     tools: Tools = []
     warnings: list[str] = []
+    if hosted_types and request.tools and type(request.tools) is not SharedTools:  # shared lists have no hosted tools
+        capabilities = msgspec.structs.replace(capabilities, tools=capabilities.tools | hosted_types)
     if request.tools:
         key = ("select_tools", capabilities.tools, capabilities.any_tool, unsupported, functions_only)
         tools, warnings = derive(
-            request.tools, key, lambda sent: _select(sent, capabilities, unsupported, functions_only=functions_only)
+            request.tools,
+            key,
+            lambda sent: _select(
+                sent, capabilities, unsupported, functions_only=functions_only, reasons=hosted.unavailable
+            ),
         )
     if request.tool_choice not in (None, "auto", "none"):
         item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
-        _check_tool_choice(request, tools + item_tools, capabilities)
+        _check_tool_choice(request, tools + item_tools, capabilities, hosted_types)
     return tools, warnings
 
 
 def _select(
-    sent: Tools, capabilities: Capabilities, unsupported: UnsupportedTools, *, functions_only: bool
+    sent: Tools,
+    capabilities: Capabilities,
+    unsupported: UnsupportedTools,
+    *,
+    functions_only: bool,
+    reasons: Mapping[str, str],
 ) -> tuple[Tools, list[str]]:
     selected: dict[str, Tool | Unknown] = {}
     warnings: list[str] = []
@@ -72,7 +90,7 @@ def _select(
         path = f"tools[{index}]"
         if functions_only and not isinstance(tool, FunctionTool):
             warnings.append(_describe_dropped(tool, path))
-        elif _can_serve(tool, path, capabilities, unsupported, warnings):
+        elif _can_serve(tool, path, capabilities, unsupported, warnings, reasons):
             selected[path] = tool
     _check_unique_names(selected)
     return (sent if len(selected) == len(sent) else list(selected.values())), warnings
@@ -101,7 +119,12 @@ def check_item_tools(
 
 
 def _can_serve(
-    tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: UnsupportedTools, warnings: list[str]
+    tool: Tool | Unknown,
+    path: str,
+    capabilities: Capabilities,
+    unsupported: UnsupportedTools,
+    warnings: list[str],
+    reasons: Mapping[str, str] | None = None,
 ) -> bool:
     """Return True if the tool can be served. Else raise UnsupportedTool, or add a warning if the tool is dropped."""
     fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)
@@ -110,6 +133,8 @@ def _can_serve(
     # Codex always sends a web search tool and has no option to turn it off.
     default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
     if (default if unsupported == "default" else unsupported) == "refuse":
+        if reasons and tool.type in reasons:
+            raise UnsupportedTool(f"{fault.message} {reasons[tool.type]}", param=fault.param)
         raise fault
     warnings.append(_describe_dropped(tool, path))
     return False
@@ -160,7 +185,9 @@ def _list_keys(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str
         yield path, ("", tool.type)
 
 
-def _check_tool_choice(request: CreateRequest, tools: Tools, capabilities: Capabilities) -> None:
+def _check_tool_choice(
+    request: CreateRequest, tools: Tools, capabilities: Capabilities, hosted_types: frozenset[str]
+) -> None:
     choice = request.tool_choice
     if choice == "required" and not tools:
         raise InvalidRequest(
@@ -175,8 +202,15 @@ def _check_tool_choice(request: CreateRequest, tools: Tools, capabilities: Capab
             _check_allowed(allowed, tools, f"tool_choice.tools[{index}]", any_type=capabilities.any_tool)
     elif capabilities.any_tool:
         return
-    elif isinstance(choice, Unknown):  # its meaning is not known
+    elif isinstance(choice, Unknown) and choice.type not in hosted_types:  # its meaning is not known
         raise UnsupportedTool(f"A choice of type '{choice.type}' is not supported by this server.", param="tool_choice")
+    elif isinstance(choice, McpChoice):
+        if choice.server_label not in {tool.server_label for tool in tools if isinstance(tool, McpTool)}:
+            raise InvalidRequest(
+                f"There is no MCP server '{choice.server_label}' in 'tools'.",
+                param="tool_choice.server_label",
+                code="invalid_value",
+            )
     else:
         _check_type(choice.type, tools, "tool_choice")
 

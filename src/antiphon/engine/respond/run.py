@@ -194,6 +194,8 @@ class Run:
         """Return the end of a response whose next deltas could not be read. Raise the error if it must not end here."""
         if isinstance(error, StopAsyncIteration):
             return [Failure("The model's answer ended unexpectedly.", "model_error", "model_error")]
+        if isinstance(error, LeaseLost):
+            raise error
         if isinstance(error, AntiphonError):
             return [Failure(error.message, error.code or "server_error", error.type, error.param)]
         if isinstance(error, asyncio.CancelledError) and self._interruption and self._reader is not None:

@@ -2,6 +2,7 @@
 
 A model call passes these stages, outermost first. Each stage is a module or package beside this one.
 
+    hosted            run hosted tools between model calls; each of these passes the stages below
     first_delta       begin the stream when the model answers, the upstream accepts the turn, or time is up
     compaction        replace a context that is too long, or that ends in a trigger, by a summary
     routing           choose the first candidate that can serve the turn
@@ -26,6 +27,8 @@ from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
 from antiphon.engine.serve.first_delta import FirstDelta
+from antiphon.engine.serve.hosted.journal import HostedJournal
+from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, Serving
 from antiphon.engine.serve.sealed_reasoning import SealedReasoning
 from antiphon.engine.serve.strict_output import StrictOutput
@@ -35,6 +38,8 @@ from antiphon.engine.serve.truncation import Truncation
 from antiphon.errors import ContextLengthExceeded
 from antiphon.store.base import Store
 from antiphon.stream.deltas import Delta
+from antiphon.tools.hosted.base import NO_SERVICES, HostedServices
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
 
 def add_stages(name: str, backend: Backend, sealer: Sealer, grammars: GrammarCheck | None = None) -> Backend:
@@ -49,7 +54,15 @@ class Pipeline:
     """Prepares and serves requests. Owns the backends: `start` opens them, `close` closes them."""
 
     def __init__(
-        self, backends: Mapping[str, Backend], *, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer
+        self,
+        backends: Mapping[str, Backend],
+        *,
+        store: Store,
+        prompts: Prompts,
+        policy: Policy,
+        sealer: Sealer,
+        hosted_tools: HostedTools = NO_HOSTED_TOOLS,
+        hosted_services: HostedServices = NO_SERVICES,
     ) -> None:
         for backend in backends.values():
             if isinstance(backend, QueuedBackend) and backend.queue is not None:
@@ -57,8 +70,21 @@ class Pipeline:
         self._grammars = GrammarCheck(policy.grammar_limits)
         self._backends = {name: add_stages(name, backend, sealer, self._grammars) for name, backend in backends.items()}
         self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
+        self._hosted = HostedLoop(
+            hosted_tools,
+            sealer,
+            services=hosted_services,
+            max_calls=policy.max_hosted_calls,
+            run_locally=policy.run_hosted_locally,
+        )
         preparer = Preparer(
-            router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer, grammars=self._grammars
+            router=self._router,
+            store=store,
+            prompts=prompts,
+            policy=policy,
+            sealer=sealer,
+            grammars=self._grammars,
+            hosted=self._hosted,
         )
         self.prepare = preparer.prepare
         self.answer_limits = policy.answer_limits
@@ -71,10 +97,12 @@ class Pipeline:
             for backend in self._backends.values():
                 await backend.start()
                 stack.push_async_callback(backend.close)
+            await self._hosted.tools.start()
             stack.pop_all()
 
     async def close(self) -> None:
         await self._grammars.close()
+        await self._hosted.tools.close()
         for backend in self._backends.values():
             await backend.close()
 
@@ -87,18 +115,43 @@ class Pipeline:
         return self._router.classify(model)
 
     async def serve(
-        self, prepared: Prepared, *, first_delta_seconds: float | None = None, replayed: Sequence[Delta] = ()
+        self,
+        prepared: Prepared,
+        *,
+        first_delta_seconds: float | None = None,
+        replayed: Sequence[Delta] = (),
+        journal: HostedJournal | None = None,
     ) -> Serving:
         """Start the model call of a prepared request.
 
         Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an
-        earlier attempt at the same response has shown.
+        earlier attempt at the same response has shown. `journal` has the steps of hosted tools that it has finished.
         """
         route, turn = prepared.route, prepared.turn
+        if prepared.is_hosted:
+            return await self._serve_hosted(prepared, first_delta_seconds, replayed, journal)
         if first_delta_seconds is None:
             return await self._start(route, replayed, turn)
         start = partial(self._start, route, replayed)
         return await self._first_delta.start(start, route, turn, seconds=first_delta_seconds)
+
+    async def _serve_hosted(
+        self, prepared: Prepared, seconds: float | None, replayed: Sequence[Delta], journal: HostedJournal | None
+    ) -> Serving:
+        route, turn = prepared.route, prepared.turn
+
+        async def start_model(turn: Turn, replayed: Sequence[Delta]) -> Serving:
+            return await self._start(route, replayed, turn)
+
+        start = partial(
+            self._hosted.start,
+            start_model,
+            response_id=prepared.mint.response_id,
+            capabilities=route.first.backend.capabilities,
+            journal=journal,
+            replayed=replayed,
+        )
+        return await (start(turn) if seconds is None else self._first_delta.start(start, route, turn, seconds=seconds))
 
     async def _start(self, route: ModelRoute, replayed: Sequence[Delta], turn: Turn) -> Serving:
         if replayed or self._compactor.applies_to(turn):

@@ -140,6 +140,8 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         conversations = [key for key, row in tables.conversations.items() if _has_expired(row.expires_at, now)]
         for key in conversations:
             del tables.conversations[key]
+        for key in [key for key, expires_at in tables.effect_claims.items() if _has_expired(expires_at, now)]:
+            del tables.effect_claims[key]
         return len(responses) + len(conversations)
 
     async def shrink(self) -> int:
@@ -154,6 +156,7 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         self._tables.responses[key] = record
         if record.final:
             self._tables.runs.pop(key, None)
+            self._tables.hosted_steps.pop(key, None)
         if batches:
             self._tables.events.setdefault(key, []).extend(batches)
 
@@ -161,6 +164,7 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         del self._tables.responses[key]
         self._tables.foreign.pop(key, None)
         self._tables.runs.pop(key, None)
+        self._tables.hosted_steps.pop(key, None)
         self._tables.events.pop(key, None)
 
 
@@ -291,6 +295,29 @@ class MemoryRunQueue(MemoryReferences):
         )
 
 
+class MemoryHostedSteps(MemoryTables):
+    async def append_hosted_steps(
+        self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
+    ) -> bool:
+        key = project, response_id
+        if not self._is_owned(key, owner):
+            return False
+        stored = self._tables.hosted_steps.setdefault(key, [])
+        if len(stored) != first:
+            raise ServerError(f"The response {response_id} has {len(stored)} hosted steps, not {first}.")
+        stored += steps
+        return True
+
+    async def load_hosted_steps(self, project: str, response_id: str) -> list[bytes]:
+        return list(self._tables.hosted_steps.get((project, response_id), ()))
+
+    async def claim_effect(self, project: str, key: str, *, expires_at: int | None = None) -> bool:
+        if (project, key) in self._tables.effect_claims:
+            return False
+        self._tables.effect_claims[project, key] = expires_at
+        return True
+
+
 class MemoryPrompts(MemoryTables):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         versions = self._tables.prompts.setdefault((project, prompt_id), {})
@@ -318,7 +345,7 @@ class MemoryPrompts(MemoryTables):
         return self._tables.prompts.pop((project, prompt_id), None) is not None
 
 
-class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryPrompts):
+class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryHostedSteps, MemoryPrompts):
     """All parts of a store on one set of tables."""
 
 

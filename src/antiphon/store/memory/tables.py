@@ -82,6 +82,8 @@ class Tables(msgspec.Struct):
     runs: dict[Key, RunRow] = {}
     run_starts: list[float] = []
     prompts: dict[Key, dict[str, PromptRow]] = {}
+    hosted_steps: dict[Key, list[bytes]] = {}
+    effect_claims: dict[Key, int | None] = {}
     next_positions: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
 

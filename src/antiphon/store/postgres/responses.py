@@ -12,6 +12,7 @@ from antiphon.store.postgres.connection import escape_all, make_item_key
 from antiphon.store.postgres.conversations import TurnPlan, load_for_update, plan_turn, write_turn
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import HOLD, append_batches, find_missing
+from antiphon.store.postgres.hosted_steps import EXPIRE_CLAIMS
 from antiphon.store.postgres.writer import GroupedStatement
 from antiphon.store.record import EventBatch, ForeignItem, ItemRecord
 from antiphon.store.sql_responses import LocatedItem, ResponseStatements, SqlResponses
@@ -176,6 +177,8 @@ class PostgresResponses(PostgresDatabase, SqlResponses):
             async with self._reader.transact() as connection:
                 deleted = count_rows(await connection.execute(EXPIRE_CONVERSATIONS, now, EXPIRY_STEP))
             expired += deleted
+        async with self._reader.transact() as connection:
+            await connection.execute(EXPIRE_CLAIMS, now)
         return expired
 
     async def _locate_items(self, project: str, item_ids: Sequence[str]) -> Sequence[LocatedItem]:

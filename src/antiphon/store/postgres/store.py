@@ -5,6 +5,7 @@ from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.postgres.conversations import PostgresConversations
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import PostgresEventLog
+from antiphon.store.postgres.hosted_steps import PostgresHostedSteps
 from antiphon.store.postgres.responses import PostgresResponses
 from antiphon.store.postgres.runs import PostgresRunQueue
 from antiphon.store.postgres.writer import GroupedStatement
@@ -56,5 +57,12 @@ class PostgresPrompts(PostgresDatabase):
         return deleted > 0
 
 
-class PostgresStore(PostgresResponses, PostgresConversations, PostgresEventLog, PostgresRunQueue, PostgresPrompts):
+class PostgresStore(
+    PostgresResponses,
+    PostgresConversations,
+    PostgresEventLog,
+    PostgresRunQueue,
+    PostgresHostedSteps,
+    PostgresPrompts,
+):
     """All parts of a store on one database. They share the writer, so one transaction can span several parts."""

@@ -15,6 +15,7 @@ from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
 from antiphon.store.sqlite.conversations import append_block
 from antiphon.store.sqlite.database import Database, RowInsert
 from antiphon.store.sqlite.events import append_batches
+from antiphon.store.sqlite.hosted_steps import EXPIRE_CLAIMS
 from antiphon.store.sqlite.leases import is_owned
 
 # Number of expired responses or conversations deleted in one transaction, so that other writers wait only briefly.
@@ -157,6 +158,7 @@ class SqliteResponses(Database, SqlResponses):
         while deleted == EXPIRY_STEP:
             deleted = await self._writer.submit(EXPIRE_CONVERSATIONS, (now, EXPIRY_STEP))
             expired += deleted
+        await self._writer.submit(EXPIRE_CLAIMS, (now,))
         return expired
 
     async def _read_outputs(self, project: str, response_ids: Sequence[str]) -> list[tuple[str, bytes]]:

@@ -7,6 +7,7 @@ from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.sqlite.conversations import SqliteConversations
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import SqliteEventLog
+from antiphon.store.sqlite.hosted_steps import SqliteHostedSteps
 from antiphon.store.sqlite.responses import SqliteResponses
 from antiphon.store.sqlite.runs import SqliteRunQueue
 from antiphon.store.sqlite.space import SqliteSpace
@@ -45,7 +46,15 @@ class SqlitePrompts(Database):
         return deleted > 0
 
 
-class SqliteStore(SqliteResponses, SqliteConversations, SqliteEventLog, SqliteRunQueue, SqlitePrompts, SqliteSpace):
+class SqliteStore(
+    SqliteResponses,
+    SqliteConversations,
+    SqliteEventLog,
+    SqliteRunQueue,
+    SqliteHostedSteps,
+    SqlitePrompts,
+    SqliteSpace,
+):
     """All parts of a store on one file. They share the writer thread, so one transaction can span several parts."""
 
 

@@ -32,11 +32,13 @@ class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
     claim: Callable[[str, str], Awaitable[bool]] | None = None
 
 
+NO_SERVICES = HostedServices()
+
+
 class HostedSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a tool's factory: the settings of the server, and the services of the engine."""
+    """The argument of a tool's factory: the settings of the server."""
 
     settings: Settings
-    services: HostedServices = HostedServices()
 
 
 class HostedUnavailable(Exception):
@@ -65,6 +67,7 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[Item | Unknown]
     outbound: OutboundRules
     warn: Callable[[str], None]
+    services: HostedServices = NO_SERVICES
     resumed: bool = False
 
 

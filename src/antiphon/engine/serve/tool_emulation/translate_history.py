@@ -1,7 +1,7 @@
 """Translation of history items for a backend that only supports messages and function calls."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -27,13 +27,21 @@ Items = list[Item | Unknown]
 READABLE_TYPES = frozenset({Message, FunctionCall, FunctionCallOutput, Reasoning, Compaction, CompactionTrigger})
 # The fields of hosted calls that are arguments. The other fields are the result.
 _ARGUMENT_FIELDS: dict[type, tuple[str, ...]] = {
-    hosted.McpCall: ("server_label", "name", "arguments", "approval_request_id"),
-    hosted.McpListTools: ("server_label",),
     hosted.FileSearchCall: ("queries",),
     hosted.WebSearchCall: ("action",),
-    hosted.CodeInterpreterCall: ("code", "container_id"),
+    hosted.CodeInterpreterCall: ("code",),
     hosted.ImageGenerationCall: ("action", "size", "quality", "background"),
 }
+# The functions of a server are tools of the turn, so its list is not repeated in the context.
+_HOSTED_TYPES = frozenset({hosted.McpCall, hosted.McpListTools, *_ARGUMENT_FIELDS})
+
+
+class HostedCallText(NamedTuple):
+    """A call of a hosted tool as the model made it."""
+
+    call_id: str
+    name: str
+    arguments: str
 
 
 def is_readable(item: Item | Unknown) -> bool:
@@ -52,6 +60,42 @@ def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom
     for item in items:
         translated += [item] if is_readable(item) else translator.translate(item)
     return translated
+
+
+def has_hosted_items(items: Iterable[Item | Unknown]) -> bool:
+    return not _HOSTED_TYPES.isdisjoint(map(type, items))
+
+
+def translate_hosted_items(
+    items: Iterable[Item | Unknown],
+    get_name: Callable[[Any], str],
+    *,
+    calls: Mapping[str, HostedCallText] | None = None,
+    images: bool,
+) -> Items:
+    """Return the items with a function call and its output for each hosted call.
+
+    `get_name` returns the name of the function for an item. `calls` has, by item id, the calls of this response.
+    """
+    translated: Items = []
+    for item in items:
+        call = calls.get(item.id or "") if calls else None
+        if call is not None or type(item) in _HOSTED_TYPES:
+            translated += _translate_hosted_item(item, call or get_name(item), images=images)
+        else:
+            translated.append(item)
+    return translated
+
+
+def _translate_hosted_item(item: Any, call: HostedCallText | str, *, images: bool) -> Items:
+    """Split a hosted item into a function call and its output. `call` is the call, or the name of its function."""
+    if isinstance(item, hosted.McpListTools):
+        return []
+    arguments, result = _split_hosted_call(item, images=images)
+    if isinstance(call, str):
+        call = HostedCallText(item.id, call, arguments)
+    output = FunctionCallOutput(result, call.call_id, status="completed")
+    return [FunctionCall(call.call_id, call.name, call.arguments, status="completed"), output]
 
 
 class _ItemTranslator:
@@ -140,9 +184,9 @@ class _ItemTranslator:
 
     def _hosted_call(self, item: Any) -> Sequence[Item | Unknown]:
         """Split an item with a call and its result into a call and an output."""
-        arguments, result = _split_hosted_call(item)
-        call = self._make_call(item.type.removesuffix("_call"), item.id, arguments)
-        return [*call, FunctionCallOutput(_dump(result), item.id)]
+        is_mcp = isinstance(item, hosted.McpCall)
+        key = ToolKey("named", None, item.name) if is_mcp else ToolKey(item.type.removesuffix("_call"))
+        return _translate_hosted_item(item, self._catalog.get_backend_name(key), images=self._images)
 
     def _program(self, item: hosted.Program) -> Sequence[Item | Unknown]:
         return self._make_call("program", item.call_id, {"code": item.code})
@@ -173,7 +217,7 @@ class _ItemTranslator:
         hosted.ProgramOutput: _program_output,
         hosted.McpApprovalResponse: _approval,
         hosted.McpCall: _hosted_call,
-        hosted.McpListTools: _hosted_call,
+        hosted.McpListTools: _drop,
         hosted.FileSearchCall: _hosted_call,
         hosted.WebSearchCall: _hosted_call,
         hosted.CodeInterpreterCall: _hosted_call,
@@ -181,11 +225,32 @@ class _ItemTranslator:
     }
 
 
-def _split_hosted_call(item: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments and the result of a hosted call."""
-    result = {name: value for name, value in msgspec.to_builtins(item).items() if name not in ("id", "type")}
-    arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS[type(item)] if name in result}
-    return arguments, result
+def _split_hosted_call(item: Any, *, images: bool) -> tuple[str, str | list[Part | Unknown]]:
+    """Return the arguments and the result of a hosted call as the model reads them."""
+    if isinstance(item, Unknown):
+        return "", item.raw.decode(errors="replace")
+    if isinstance(item, hosted.McpCall):
+        return item.arguments, item.output if item.error is None and item.output is not None else _dump(
+            {"status": item.status, "error": item.error}
+        )
+    fields = msgspec.to_builtins(item)
+    result = {name: value for name, value in fields.items() if name not in ("id", "type")}
+    arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS.get(type(item), ()) if name in result}
+    pictures = _take_pictures(item, result)
+    if not pictures or not images:
+        return _dump(arguments), _dump(result)
+    return _dump(arguments), [InputText(_dump(result)), *(InputImage(image_url=url) for url in pictures)]
+
+
+def _take_pictures(item: Any, result: dict[str, Any]) -> list[str]:
+    """Remove the images from a result and return their URLs: as text they would fill the context."""
+    if isinstance(item, hosted.ImageGenerationCall) and item.result:
+        result["result"] = "The image was created and shown to the user."
+        return [f"data:image/{item.output_format or 'png'};base64,{item.result}"]
+    if not isinstance(item, hosted.CodeInterpreterCall):
+        return []
+    shown = [output for output in result.get("outputs") or () if output.get("type") == "image"]
+    return [url for output in shown if isinstance(url := output.pop("url", None), str)]
 
 
 def describe_found_tools(tools: Iterable[Any], catalog: Catalog) -> str:

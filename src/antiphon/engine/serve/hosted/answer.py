@@ -1,0 +1,249 @@
+"""One answer of the model within a response: separates the calls of hosted functions from the client's deltas."""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from antiphon.engine.items import CALL_TYPES
+from antiphon.engine.serve.hosted.journal import CallRecord
+from antiphon.engine.serve.hosted.toolset import HostedToolset
+from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
+from antiphon.protocol.response import Usage
+from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
+from antiphon.tools.hosted.base import HostedCall, HostedSession, TextFilter
+
+Key = int | str
+
+_KEYED_TYPES = (
+    deltas.ToolCall,
+    deltas.CustomToolCall,
+    deltas.Amend,
+    deltas.OpenItem,
+    deltas.ItemPassthrough,
+    deltas.CloseItem,
+)
+# Deltas that may come between two pieces of one message.
+_BETWEEN_TEXT = (deltas.Annotate, deltas.TokenUsage, deltas.Served, deltas.Passthrough, deltas.Amend)
+
+
+class CallBudget:
+    """The hosted calls that a response may still make."""
+
+    def __init__(self, limit: int, reason: str) -> None:
+        self._left = limit
+        self._refusal = f"The call was not carried out: {reason}. Answer now, without it."
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def take(self) -> str | None:
+        """Count a call. Return the reason if it may not be made."""
+        if self.is_spent:
+            return self._refusal
+        self._left -= 1
+        return None
+
+    def give_back(self) -> None:
+        """Do not count a call that was not executed."""
+        self._left += 1
+
+
+class AnswerCall:
+    """A call of a hosted function in an answer. `call` is None if the call is refused.
+
+    `is_interrupted`: an earlier attempt has begun to run it. `is_repeatable` is then what the call itself declared.
+    `has_written`: the call has its arguments already.
+    """
+
+    def __init__(
+        self,
+        record: CallRecord,
+        call: HostedCall | None,
+        *,
+        is_interrupted: bool = False,
+        is_repeatable: bool = False,
+        has_written: bool = False,
+    ) -> None:
+        self.record = record
+        self.call = call
+        self.is_interrupted = is_interrupted
+        self.is_repeatable = is_repeatable
+        self.has_written = has_written
+        self._fragments: list[str] = []
+
+    def write(self, fragment: str, *, is_live: bool) -> Sequence[Delta]:
+        self._fragments.append(fragment)
+        if self.call is None or not is_live:
+            return ()
+        self.has_written = True
+        written = self.call.write(fragment)
+        self.record.is_open |= bool(written)
+        return written
+
+    def complete(self) -> CallRecord:
+        """Return the record with all arguments."""
+        self.record.arguments = "".join(self._fragments)
+        return self.record
+
+
+class AnswerReader:
+    """Reads one answer. `feed` returns the deltas for the client; the other attributes are complete after the last.
+
+    `finish` is the end of the answer, which is not forwarded. `awaits_client`: the answer has a call that the client
+    has to reply to. `number` is the number of the answer within the response.
+    """
+
+    def __init__(
+        self,
+        toolset: HostedToolset,
+        number: int,
+        budget: CallBudget,
+        *,
+        spent: Usage | None,
+        filters_text: bool,
+    ) -> None:
+        self.calls: list[AnswerCall] = []
+        self.finish: deltas.Finish | None = None
+        self.has_failed = False
+        self.awaits_client = False
+        self.usage = spent
+        self._toolset = toolset
+        self._number = number
+        self._budget = budget
+        self._spent = spent
+        self._filters_text = filters_text
+        self._filters: list[TextFilter] | None = None
+        self._hosted: dict[Key, AnswerCall] = {}
+        self._forwarded: dict[Key, None] = {}
+        self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
+
+    def feed(self, batch: Sequence[Delta]) -> list[Delta]:
+        output: list[Delta] = []
+        for delta in batch:
+            if self._filters is not None and not isinstance(delta, (deltas.Text, *_BETWEEN_TEXT)):
+                output += self._close_text()
+            handler = self._HANDLERS.get(type(delta))
+            if handler is not None:
+                output += handler(self, delta)
+            else:
+                output.append(self._rename_key(delta))
+        return output
+
+    def list_records(self) -> list[CallRecord]:
+        return [call.complete() for call in self.calls]
+
+    def close_items(self) -> list[Delta]:
+        """Return the deltas that close the client's calls and the text, before hosted calls are run."""
+        return [*(self._rename_key(deltas.CloseItem(key)) for key in self._forwarded), deltas.CloseItem()]
+
+    def _rename_key(self, delta: Delta) -> Delta:
+        """Return the delta with a key that no other answer of the response uses."""
+        if self._number == 0 or not isinstance(delta, _KEYED_TYPES) or delta.key is None:
+            return delta
+        return msgspec.structs.replace(delta, key=f"{self._number} {delta.key}")
+
+    # Calls
+
+    def _tool_call(self, delta: deltas.ToolCall) -> Sequence[Delta]:
+        if delta.key in self._forwarded:
+            return [self._rename_key(delta)]
+        call = self._hosted.get(delta.key)
+        if call is not None:
+            return self._write(call, delta.arguments)
+        held = self._unnamed.setdefault(delta.key, [])
+        held.append(delta)
+        if not delta.name:  # the tool is not known yet
+            return []
+        del self._unnamed[delta.key]
+        found = self._toolset.find(delta.name)
+        if found is None:
+            self._forwarded[delta.key] = None
+            self.awaits_client = True
+            return [self._rename_key(each) for each in held]
+        call = self._hosted[delta.key] = self._begin(delta.name, *found)
+        call.record.call_id = next((each.call_id for each in held if each.call_id), None)
+        return self._write(call, "".join(each.arguments for each in held))
+
+    def _begin(self, function: str, session: HostedSession, name: str) -> AnswerCall:
+        key = f"hosted_{self._number}_{len(self.calls)}"
+        refusal = self._budget.take()
+        record = CallRecord(key=key, name=function, arguments="", refusal=refusal)
+        call = AnswerCall(record, None if refusal is not None else session.begin(name, key))
+        self.calls.append(call)
+        return call
+
+    def _write(self, call: AnswerCall, fragment: str) -> Sequence[Delta]:
+        # The calls are run one after the other, so only the first one can stream its arguments.
+        is_live = next((each for each in self.calls if each.call is not None), None) is call
+        return call.write(fragment, is_live=is_live) if fragment else ()
+
+    def _custom_call(self, delta: deltas.CustomToolCall) -> Sequence[Delta]:
+        self.awaits_client = True
+        return [self._rename_key(delta)]
+
+    def _item(self, delta: deltas.WholeItem | deltas.OpenItem) -> Sequence[Delta]:
+        item = delta.item
+        if isinstance(item, ToolSearchCall):
+            self.awaits_client |= item.call_id is not None
+        else:
+            self.awaits_client |= isinstance(item, (*CALL_TYPES, McpApprovalRequest))
+        return [self._rename_key(delta)]
+
+    # Text, usage and the end
+
+    def _text(self, delta: deltas.Text) -> Sequence[Delta]:
+        if not self._filters_text:
+            return [delta]
+        if self._filters is None:
+            opened = (each.session.open_text() for each in self._toolset)
+            self._filters = [text_filter for text_filter in opened if text_filter is not None]
+        return _pass(self._filters, [delta])
+
+    def _close_text(self) -> list[Delta]:
+        filters, self._filters = self._filters or [], None
+        output: list[Delta] = []
+        for index, text_filter in enumerate(filters):
+            output += _pass(filters[index + 1 :], text_filter.close())
+        return output
+
+    def _tokens(self, delta: deltas.TokenUsage) -> Sequence[Delta]:
+        self.usage = delta.usage if self._spent is None else self._spent + delta.usage
+        return [deltas.TokenUsage(self.usage)]
+
+    def _end(self, delta: deltas.Finish) -> Sequence[Delta]:
+        self.finish = delta
+        return [self._rename_key(each) for held in self._unnamed.values() for each in held]
+
+    def _fail(self, delta: deltas.Failure) -> Sequence[Delta]:
+        self.has_failed = True
+        return [delta]
+
+    _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Delta]]]] = {
+        deltas.ToolCall: _tool_call,
+        deltas.CustomToolCall: _custom_call,
+        deltas.WholeItem: _item,
+        deltas.OpenItem: _item,
+        deltas.Text: _text,
+        deltas.TokenUsage: _tokens,
+        deltas.Finish: _end,
+        deltas.Failure: _fail,
+    }
+
+
+def _pass(filters: Sequence[TextFilter], pieces: Sequence[Delta]) -> list[Delta]:
+    """Return text after it has passed the filters. Annotations pass unchanged."""
+    passed = list(pieces)
+    for text_filter in filters:
+        passed = [each for piece in passed for each in _filter(text_filter, piece)]
+    return passed
+
+
+def _filter(text_filter: TextFilter, piece: Delta) -> Sequence[Delta]:
+    if not isinstance(piece, deltas.Text):
+        return [piece]
+    filtered = text_filter.feed(piece.text)
+    # Log probabilities belong to the text as the model wrote it.
+    return [piece] if list(filtered) == [deltas.Text(piece.text)] else filtered

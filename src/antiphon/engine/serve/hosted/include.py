@@ -1,0 +1,83 @@
+"""Fields of hosted items that clients get only if `include` names them. They are always stored."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.items import ItemPage
+from antiphon.protocol import codec
+from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
+from antiphon.protocol.hosted import CodeInterpreterCall, FileSearchCall, WebSearchCall
+from antiphon.protocol.items import Item
+from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
+
+_TAGS = (b'"file_search_call"', b'"code_interpreter_call"', b'"web_search_call"')
+_EVENT_TYPES = (OutputItemDone, *TERMINAL)
+
+
+def _hide_sources(item: WebSearchCall) -> WebSearchCall:
+    if "sources" not in item.action:
+        return item
+    action = {name: value for name, value in item.action.items() if name != "sources"}
+    return msgspec.structs.replace(item, action=action)
+
+
+# The value of `include` that shows a field, and the function that hides it.
+_HIDDEN: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    FileSearchCall: ("file_search_call.results", lambda item: msgspec.structs.replace(item, results=None)),
+    CodeInterpreterCall: ("code_interpreter_call.outputs", lambda item: msgspec.structs.replace(item, outputs=None)),
+    WebSearchCall: ("web_search_call.action.sources", _hide_sources),
+}
+_HIDDEN_TYPES = frozenset(_HIDDEN)
+
+
+class IncludeFilter:
+    """Hides the fields that a request does not include. Nothing is changed in place."""
+
+    def __init__(self, include: Collection[str] | None) -> None:
+        included = include or ()
+        self._hide = {kind: hide for kind, (name, hide) in _HIDDEN.items() if name not in included}
+
+    def filter_item(self, item: Item | Unknown) -> Item | Unknown:
+        hide = self._hide.get(type(item))
+        return item if hide is None else hide(item)
+
+    def filter_items(self, items: Sequence[Item | Unknown]) -> list[Item | Unknown]:
+        if self._hide.keys().isdisjoint(map(type, items)):
+            return list(items)
+        return [self.filter_item(item) for item in items]
+
+    def filter_page(self, page: ItemPage) -> ItemPage:
+        if self._hide.keys().isdisjoint(map(type, page.data)):
+            return page
+        return msgspec.structs.replace(page, data=self.filter_items(page.data))
+
+    def filter_response(self, response: Response) -> Response:
+        if self._hide.keys().isdisjoint(map(type, response.output)):
+            return response
+        return msgspec.structs.replace(response, output=self.filter_items(response.output))
+
+    def filter_events(self, batch: Sequence[Event | Unknown]) -> Sequence[Event | Unknown]:
+        """Return the events without hidden fields: the same object if there are none."""
+        if not any(self._may_hide(event) for event in batch):
+            return batch
+        return [self._filter_event(event) for event in batch]
+
+    def _may_hide(self, event: Event | Unknown) -> bool:
+        if isinstance(event, Unknown):  # an event of the event log
+            return any(tag in event.raw for tag in _TAGS)
+        return isinstance(event, _EVENT_TYPES)
+
+    def _filter_event(self, event: Event | Unknown) -> Event | Unknown:
+        decoded = event
+        if isinstance(event, Unknown):
+            decoded = codec.decode_event(event.raw) if self._may_hide(event) else event
+        if isinstance(decoded, OutputItemDone):
+            item = self.filter_item(decoded.item)
+            return event if item is decoded.item else msgspec.structs.replace(decoded, item=item)
+        if isinstance(decoded, TERMINAL):
+            response = self.filter_response(decoded.response)
+            return event if response is decoded.response else msgspec.structs.replace(decoded, response=response)
+        return event

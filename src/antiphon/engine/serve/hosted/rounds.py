@@ -1,0 +1,436 @@
+"""The loop of a response with hosted tools: model calls, and hosted calls between them, as one stream of deltas.
+
+A round is one model call and the hosted calls that its answer makes. The calls are run one after the other when the
+answer is complete. Then the model is called again with their items in its context. The response ends when the model
+stops, when the client has to reply first (a function call, an approval), or when a limit is reached.
+
+A background response writes a journal (`journal.py`). An attempt that takes over sends the deltas of the finished steps
+again and continues after them.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+
+from antiphon import offload
+from antiphon.backends.base import Turn
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.expansion import expand_compactions
+from antiphon.engine.serve.hosted.answer import AnswerCall, AnswerReader, CallBudget
+from antiphon.engine.serve.hosted.journal import (
+    AnswerStep,
+    CallRecord,
+    HostedJournal,
+    IntentStep,
+    IntroductionStep,
+    OutcomeStep,
+    Step,
+    list_deltas,
+)
+from antiphon.engine.serve.hosted.toolset import HostedToolset
+from antiphon.engine.serve.routing import Serving
+from antiphon.engine.serve.tool_emulation.translate_history import (
+    HostedCallText,
+    Items,
+    has_hosted_items,
+    translate_hosted_items,
+)
+from antiphon.errors import AntiphonError, ServerError
+from antiphon.protocol.events import OutputItemAdded
+from antiphon.protocol.items import Compaction, FunctionCall, FunctionCallOutput
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.response import Response, Usage
+from antiphon.stream import deltas
+from antiphon.stream.composer import Composer
+from antiphon.stream.delta_codec import decode_deltas, encode_deltas, join_text
+from antiphon.stream.deltas import Delta
+from antiphon.tools.hosted.base import HostedCall
+
+logger = logging.getLogger(__name__)
+
+# A model that goes on calling hosted tools after the last allowed call is told so in this many rounds.
+MAX_REFUSED_ROUNDS = 2
+UNEXPECTED = "The tool failed unexpectedly. See the server's log."
+UNKNOWN_OUTCOME = (
+    "The server was interrupted while this call was running. Its outcome is unknown, and it was not repeated."
+)
+
+StartModel = Callable[[Turn, Sequence[Delta]], Awaitable[Serving]]
+
+
+class HostedRun:
+    """The rounds of one response."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        toolset: HostedToolset,
+        start_model: StartModel,
+        journal: HostedJournal,
+        *,
+        sealer: Sealer,
+        budget: CallBudget,
+        images: bool,
+        replayed: Sequence[Delta],
+    ) -> None:
+        self._turn = turn
+        self._toolset = toolset
+        self._start_model = start_model
+        self._journal = journal
+        self._sealer = sealer
+        self._budget = budget
+        self._images = images
+        self._replayed = replayed
+        self._output = OutputRecord()
+        self._context: Items = []
+        self._early: list[Delta] = []
+        self._unfinished: list[AnswerCall] = []
+        self._awaits_client = False
+        self._usage: Usage | None = None
+        self._answers = 0
+        self._refused_rounds = 0
+        self._started: Serving | None = None
+        self._served: deltas.Served | None = None
+        self._has_run_pending = False
+        self._pending = [
+            (f"hosted_pending_{index}", call)
+            for index, call in enumerate(call for opened in toolset for call in opened.session.pending)
+        ]
+        self._filters_text = not _wants_json(turn.request)
+
+    async def start(self) -> Serving:
+        """Start the first model call, unless calls have to be run before it."""
+        self._toolset.assign_names()
+        items = self._turn.items
+        self._base = self._translate(items) if has_hosted_items(items) else items
+        if self._journal.recorded:
+            self._resume(self._journal.recorded)
+            return Serving(_nothing(), None)
+        self._early = [
+            delta for opened in self._toolset async for batch in opened.session.introduce() for delta in batch
+        ]
+        self._add_to_context(self._early)
+        if self._early:
+            await self._journal.append(IntroductionStep(deltas=encode_deltas(self._early)))
+        if self._pending:
+            return Serving(_nothing(), None)
+        self._started = await self._start_answer(self._replayed)
+        return self._started
+
+    async def close(self) -> None:
+        """Stop a model call that was started and not read."""
+        started, self._started = self._started, None
+        if started is not None:
+            await started.deltas.aclose()
+
+    async def stream(self) -> AsyncGenerator[Sequence[Delta], None]:
+        if self._early:
+            yield self._early
+        if self._pending and not self._has_run_pending:
+            await self._begin_pending()
+        async with aclosing(self._run_calls(self._unfinished)) as batches:
+            async for batch in batches:
+                yield batch
+        while not self._awaits_client:
+            left = self._count_tokens_left()
+            if left is not None and left <= 0:
+                yield [deltas.Finish("length")]
+                return
+            reader = self._make_reader()
+            emitted: list[Delta] = []
+            async with aclosing(self._stream_answer(reader)) as batches:
+                async for batch in batches:
+                    emitted += batch
+                    yield batch
+            if reader.has_failed or reader.finish is None:
+                return
+            if reader.finish.reason != "stop" or not reader.calls or self._is_refused_too_often(reader):
+                yield [reader.finish]
+                return
+            closing = reader.close_items()
+            yield closing
+            await self._end_answer(reader, [*emitted, *closing])
+            async with aclosing(self._run_calls(reader.calls)) as batches:
+                async for batch in batches:
+                    yield batch
+        yield [deltas.Finish()]
+
+    async def _begin_pending(self) -> None:
+        """Begin the calls that the context requests."""
+        self._unfinished = [
+            AnswerCall(CallRecord(key=key, name=call.name, arguments=call.arguments), call.begin(key))
+            for key, call in self._pending
+        ]
+        step = AnswerStep(deltas=[], calls=[each.record for each in self._unfinished], is_pending=True)
+        await self._journal.append(step)
+        self._restore_answer(step)
+
+    # Model calls
+
+    def _make_reader(self) -> AnswerReader:
+        return AnswerReader(
+            self._toolset, self._answers, self._budget, spent=self._usage, filters_text=self._filters_text
+        )
+
+    async def _stream_answer(self, reader: AnswerReader) -> AsyncGenerator[Sequence[Delta], None]:
+        serving, self._started = self._started or await self._start_answer(()), None
+        async with aclosing(serving.deltas) as answer:
+            served = serving.served
+            if served is not None and self._answers and served != self._served:
+                yield [served]
+            self._served = served or self._served
+            async for batch in answer:
+                output = reader.feed(batch)
+                if output:
+                    yield output
+
+    async def _start_answer(self, replayed: Sequence[Delta]) -> Serving:
+        request = self._toolset.make_request(is_first=self._answers == 0, max_tokens=self._count_tokens_left())
+        items = [*self._base, *self._context]
+        if Compaction in map(type, self._context):
+            expand = partial(expand_compactions, project=self._turn.project)
+            items = (await offload.run(expand, items, self._sealer)).items
+        known = len(self._turn.warnings)
+        serving = await self._start_model(msgspec.structs.replace(self._turn, request=request, items=items), replayed)
+        if self._answers:  # too late for the response headers
+            for warning in self._turn.warnings[known:]:
+                logger.warning("%s", warning)
+        return serving
+
+    def _count_tokens_left(self) -> int | None:
+        limit = self._turn.request.max_output_tokens
+        return limit if limit is None or self._usage is None else limit - self._usage.output_tokens
+
+    def _is_refused_too_often(self, reader: AnswerReader) -> bool:
+        if any(call.record.refusal is None for call in reader.calls):
+            return False
+        self._refused_rounds += 1
+        return self._refused_rounds > MAX_REFUSED_ROUNDS
+
+    async def _end_answer(self, reader: AnswerReader, emitted: list[Delta]) -> None:
+        records = reader.list_records()
+        await self._journal.append(
+            AnswerStep(
+                deltas=encode_deltas(emitted), calls=records, awaits_client=reader.awaits_client, usage=reader.usage
+            )
+        )
+        self._count_answer(records, reader.usage, awaits_client=reader.awaits_client)
+        self._add_to_context(emitted)
+
+    def _count_answer(self, records: Sequence[CallRecord], usage: Usage | None, *, awaits_client: bool) -> None:
+        self._answers += 1
+        self._usage = usage
+        self._awaits_client |= awaits_client
+        self._output.add_calls(records)
+
+    # Hosted calls
+
+    async def _run_calls(self, calls: Sequence[AnswerCall]) -> AsyncGenerator[Sequence[Delta], None]:
+        for each in calls:
+            call = each.call
+            if call is None:
+                continue
+            emitted: list[Delta] = []
+            async with aclosing(self._run_call(each, call)) as batches:
+                async for batch in batches:
+                    emitted += batch
+                    yield batch
+            self._add_to_context(emitted)
+            self._awaits_client |= call.needs_client
+            if call.needs_client:
+                self._budget.give_back()
+        self._context += [item for each in calls for item in _make_refusal(each.record)]
+
+    async def _run_call(self, each: AnswerCall, call: HostedCall) -> AsyncGenerator[Sequence[Delta], None]:
+        """Run a call. Its outcome is stored before the end of its item is sent."""
+        record = each.record
+        opening: Sequence[Delta] = ()
+        if each.is_interrupted and not each.is_repeatable:
+            run = self._end_interrupted(each, call)
+        else:
+            opening = () if each.has_written else call.write(record.arguments)
+            if not each.is_interrupted:
+                await self._journal.append(IntentStep(key=record.key, is_repeatable=call.is_repeatable))
+            run = _execute(call, record.arguments)
+        emitted = list(opening)
+        if opening:
+            yield opening
+        last: list[Delta] = []
+        async with aclosing(run) as batches:
+            async for batch in batches:
+                emitted += batch
+                if last or _closes(batch):
+                    last += batch
+                else:
+                    yield batch
+        if not _closes(last):
+            logger.error("the hosted tool of '%s' did not close its item", record.name)
+            last += call.fail(UNEXPECTED)
+            emitted += last
+        await self._journal.append(
+            OutcomeStep(key=record.key, deltas=encode_deltas(emitted), needs_client=call.needs_client)
+        )
+        yield last
+
+    async def _end_interrupted(self, each: AnswerCall, call: HostedCall) -> AsyncGenerator[Sequence[Delta], None]:
+        """End a call whose outcome is unknown, after the events of its item that readers have seen."""
+        ending = [*(() if each.has_written else call.write(each.record.arguments)), *call.fail(UNKNOWN_OUTCOME)]
+        shown = self._list_shown_events(each.record.key)
+        opened = [delta for delta in ending if isinstance(delta, deltas.OpenItem)]
+        own = [delta for delta in ending if isinstance(delta, deltas.ItemPassthrough)]
+        rest = [delta for delta in ending if not isinstance(delta, deltas.OpenItem | deltas.ItemPassthrough)]
+        yield [*opened, *(shown or own), *rest]
+
+    def _list_shown_events(self, key: str) -> list[Delta]:
+        """Return the events of the open item that were sent by an earlier attempt and are not in the journal."""
+        start = None
+        for index, delta in enumerate(self._replayed):
+            if isinstance(delta, deltas.OpenItem):
+                start = index
+            elif isinstance(delta, deltas.CloseItem):
+                start = None
+        if start is None:
+            return []
+        events = [delta.event for delta in self._replayed[start:] if isinstance(delta, deltas.Passthrough)]
+        known = sum(1 for delta in self._early if isinstance(delta, deltas.ItemPassthrough) and delta.key == key)
+        return [deltas.ItemPassthrough(event, key) for event in events[known:]]
+
+    # Context
+
+    def _add_to_context(self, emitted: Sequence[Delta]) -> None:
+        """Add the items of these deltas to the context of the next model call."""
+        self._context += self._translate(self._output.add(emitted))
+
+    def _translate(self, items: Items) -> Items:
+        return translate_hosted_items(items, self._toolset.get_call_name, calls=self._output.calls, images=self._images)
+
+    # Continuation after a crash
+
+    def _resume(self, steps: Sequence[Step]) -> None:
+        """Restore the state after the finished steps of an earlier attempt."""
+        self._early = list_deltas(steps)
+        calls: Mapping[str, CallRecord] = {}
+        begun: dict[str, bool] = {}
+        ended: set[str] = set()
+        for step in steps:
+            if isinstance(step, IntentStep):
+                begun[step.key] = step.is_repeatable
+                continue
+            if isinstance(step, AnswerStep):
+                self._context += [item for record in calls.values() for item in _make_refusal(record)]
+                calls = {record.key: record for record in step.calls}
+                self._restore_answer(step)
+            elif isinstance(step, OutcomeStep):
+                ended.add(step.key)
+                self._awaits_client |= step.needs_client
+                if step.needs_client:
+                    self._budget.give_back()
+            self._add_to_context(decode_deltas(step.deltas))
+        self._unfinished = [self._begin_again(record, begun) for record in calls.values() if record.key not in ended]
+
+    def _restore_answer(self, step: AnswerStep) -> None:
+        for record in step.calls:
+            if record.refusal is None and not step.is_pending:
+                self._budget.take()
+        if step.is_pending:
+            self._has_run_pending = True
+            self._output.add_calls(step.calls)
+        else:
+            self._count_answer(step.calls, step.usage, awaits_client=step.awaits_client)
+
+    def _begin_again(self, record: CallRecord, begun: Mapping[str, bool]) -> AnswerCall:
+        if record.refusal is not None:
+            return AnswerCall(record, None)
+        call = self._find_call(record)
+        if record.is_open:
+            call.write(record.arguments)  # its deltas are part of the stored answer
+        return AnswerCall(
+            record,
+            call,
+            is_interrupted=record.key in begun,
+            is_repeatable=begun.get(record.key, False),
+            has_written=record.is_open,
+        )
+
+    def _find_call(self, record: CallRecord) -> HostedCall:
+        pending = dict(self._pending).get(record.key)
+        if pending is not None:
+            return pending.begin(record.key)
+        found = self._toolset.find(record.name)
+        if found is None:
+            raise ServerError(f"The tool '{record.name}' is no longer available.", code="interrupted")
+        session, name = found
+        return session.begin(name, record.key)
+
+
+class OutputRecord:
+    """The output items of the response so far, composed from its deltas. `calls` has the hosted calls by item id."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, HostedCallText] = {}
+        self._by_key: dict[str, HostedCallText] = {}
+        self._minted = 0
+        self._done = 0
+        self._composer = Composer(Response(id="hosted", created_at=0, model=""), new_id=self._new_id, now=int)
+
+    def _new_id(self, prefix: str) -> str:
+        self._minted += 1
+        return f"{prefix}_{self._minted}"
+
+    def add_calls(self, records: Sequence[CallRecord]) -> None:
+        """Add hosted calls, before the deltas of their items."""
+        for record in records:
+            call_id = record.call_id or record.key
+            self._by_key[record.key] = HostedCallText(call_id, record.name, record.arguments or "{}")
+
+    def add(self, emitted: Sequence[Delta]) -> Items:
+        """Add deltas and return the items that they complete."""
+        for delta in join_text(emitted):
+            for event in self._composer.compose([delta]):
+                if isinstance(delta, deltas.OpenItem) and isinstance(event, OutputItemAdded):
+                    call = self._by_key.get(str(delta.key))
+                    if call is not None:
+                        self.calls[event.item.id or ""] = call
+        done = self._composer.output
+        new, self._done = done[self._done :], len(done)
+        return new
+
+
+async def _execute(call: HostedCall, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
+    """Run a call. An error of the tool ends the call as failed."""
+    try:
+        async with aclosing(call.run(arguments)) as batches:
+            async for batch in batches:
+                yield batch
+    except AntiphonError as error:
+        yield call.fail(error.message)
+    except Exception:
+        logger.exception("a hosted tool failed")
+        yield call.fail(UNEXPECTED)
+
+
+async def _nothing() -> AsyncGenerator[Sequence[Delta], None]:
+    return
+    yield
+
+
+def _closes(batch: Sequence[Delta]) -> bool:
+    return any(isinstance(delta, deltas.CloseItem | deltas.WholeItem) for delta in batch)
+
+
+def _make_refusal(record: CallRecord) -> Items:
+    """Return a call that was not run, and the reason, as the model reads them."""
+    if record.refusal is None:
+        return []
+    call_id = record.call_id or record.key
+    return [
+        FunctionCall(call_id, record.name, record.arguments, status="completed"),
+        FunctionCallOutput(record.refusal, call_id, status="completed"),
+    ]
+
+
+def _wants_json(request: CreateRequest) -> bool:
+    return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)

@@ -1,0 +1,162 @@
+"""The tools of the model calls of one response: the client's tools, and the functions of the hosted sessions."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+from antiphon.engine.serve.tool_emulation.catalog import ToolKey, ToolNames
+from antiphon.protocol.hosted import McpCall
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import (
+    AllowedToolsChoice,
+    CustomTool,
+    FunctionChoice,
+    FunctionTool,
+    McpChoice,
+    McpTool,
+    NamespaceTool,
+    Tool,
+)
+from antiphon.protocol.unions import Unknown
+from antiphon.tools.hosted.base import HostedFunction, HostedSession, HostedTool
+
+# Choices that name a client's tool, or none.
+_CLIENT_CHOICES = frozenset({"function", "custom", "allowed_tools"})
+
+
+class OpenSession(NamedTuple):
+    """A session, its entry in the request, and the hosted tool that opened it."""
+
+    entry: Tool | Unknown
+    hosted: HostedTool
+    session: HostedSession
+
+
+class HostedToolset:
+    """Names the functions of all sessions, and builds the request of each model call."""
+
+    def __init__(self, request: CreateRequest, client_tools: Sequence[Tool | Unknown]) -> None:
+        self._request = request
+        self._client_tools = list(client_tools)
+        self._sessions: list[OpenSession] = []
+        self._names = ToolNames()
+        self._taken = {name for tool in client_tools for name in _list_names(tool)}
+        self._assigned: dict[tuple[int, str], str] = {}
+        self._by_name: dict[str, tuple[HostedSession, str]] = {}
+        for name in self._taken:
+            self._names.reserve(ToolKey("named", None, name))
+
+    def add(self, opened: OpenSession) -> None:
+        self._sessions.append(opened)
+
+    def __iter__(self) -> Iterator[OpenSession]:
+        return iter(self._sessions)
+
+    def find(self, name: str) -> tuple[HostedSession, str] | None:
+        """Return the session and its own name of a function that the model calls."""
+        return self._by_name.get(name)
+
+    def make_request(self, *, is_first: bool, max_tokens: int | None) -> CreateRequest:
+        """Return the request of the next model call. A required call is required in the first round only."""
+        self.assign_names()
+        request = copy(self._request)
+        functions = [tool for opened in self._sessions for tool in self._list_functions(opened)]
+        request.tools = [*self._client_tools, *functions] or None
+        request.tool_choice = self._translate_choice(is_first=is_first) if request.tools else None
+        request.max_output_tokens = max_tokens
+        texts = [request.instructions, *(opened.session.instructions for opened in self._sessions)]
+        request.instructions = "\n\n".join(text for text in texts if text) or None
+        return request
+
+    def get_call_name(self, item: Any) -> str:
+        """Return the function name of a hosted item in the context."""
+        if isinstance(item, McpCall):
+            for index, opened in enumerate(self._sessions):
+                if isinstance(opened.entry, McpTool) and opened.entry.server_label == item.server_label:
+                    return self._assigned.get((index, item.name)) or self._names.get_or_assign(
+                        ToolKey("named", None, item.name)
+                    )
+            return self._names.get_or_assign(ToolKey("named", None, item.name))
+        kind = item.type.removesuffix("_call")
+        for index, opened in enumerate(self._sessions):
+            if (index, kind) in self._assigned and kind in opened.hosted.types:
+                return self._assigned[index, kind]
+        return self._names.get_or_assign(ToolKey(kind))
+
+    # Names
+
+    def assign_names(self) -> None:
+        """Name the functions that have no name yet. A function keeps its own name unless another one has it."""
+        new = [
+            (index, opened.session, function)
+            for index, opened in enumerate(self._sessions)
+            for function in opened.session.functions
+            if (index, function.name) not in self._assigned
+        ]
+        counts = Counter(function.name for _, _, function in new)
+        for index, session, function in new:
+            is_taken = function.name in self._taken or counts[function.name] > 1
+            key = ToolKey("named", session.label if is_taken else None, function.name)
+            name = self._assigned[index, function.name] = self._names.get_or_assign(key)
+            self._by_name[name] = session, function.name
+        self._taken |= set(self._by_name)
+
+    def _list_functions(self, opened: OpenSession) -> Iterator[FunctionTool]:
+        index = self._sessions.index(opened)
+        for function in opened.session.functions:
+            yield _make_function_tool(function, self._assigned[index, function.name])
+
+    # The choice
+
+    def _translate_choice(self, *, is_first: bool) -> Any:
+        choice = self._request.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            tools = [each for entry in choice.tools for each in self._translate_allowed(entry)]
+            mode = "auto" if choice.mode == "required" and not is_first else choice.mode
+            return AllowedToolsChoice(tools or [{"type": "function", "name": ""}], mode)
+        if not is_first and choice not in (None, "auto", "none"):
+            return None
+        if choice is None or isinstance(choice, str) or choice.type in _CLIENT_CHOICES:
+            return choice
+        label, name = (choice.server_label, choice.name) if isinstance(choice, McpChoice) else (None, None)
+        names = self._list_chosen(choice.type, label, name)
+        if not names:  # a client's tool, such as a shell
+            return choice
+        if len(names) == 1:
+            return FunctionChoice(names[0])
+        return AllowedToolsChoice([{"type": "function", "name": each} for each in names], "required")
+
+    def _translate_allowed(self, entry: JsonObject) -> list[JsonObject]:
+        names = self._list_chosen_by(entry)
+        return [{"type": "function", "name": name} for name in names] if names else [entry]
+
+    def _list_chosen_by(self, entry: JsonObject) -> list[str]:
+        kind = str(entry.get("type"))
+        if kind in _CLIENT_CHOICES:
+            return []
+        return self._list_chosen(kind, entry.get("server_label"), entry.get("name"))
+
+    def _list_chosen(self, kind: str, label: str | None, name: str | None) -> list[str]:
+        """Return the names of the hosted functions that a choice means: of a type, a server, or one of its tools."""
+        return [
+            assigned
+            for (index, own), assigned in self._assigned.items()
+            if kind in self._sessions[index].hosted.types
+            and label in (None, getattr(self._sessions[index].entry, "server_label", None))
+            and name in (None, own)
+        ]
+
+
+def _make_function_tool(function: HostedFunction, name: str) -> FunctionTool:
+    return FunctionTool(name, function.description, function.parameters, function.strict)
+
+
+def _list_names(tool: Tool | Unknown) -> list[str]:
+    """Return the names that the tools of a client have for a model."""
+    if isinstance(tool, FunctionTool | CustomTool):
+        return [tool.name]
+    if isinstance(tool, NamespaceTool):
+        return [f"{tool.name}__{child.name}" for child in tool.tools if isinstance(child, FunctionTool | CustomTool)]
+    return [tool.type]
