@@ -114,11 +114,11 @@ async def test_approval_can_depend_on_the_call(server: McpServer) -> None:
         return name == "delete" and arguments["name"] != "draft"
 
     tools = configure(server, needs_approval=decide)
-    asked = {
+    waiting = {
         text: needs_approval(tools["delete"], ToolInvocation("c", "delete", json.dumps({"name": text})))
         for text in ("draft", "book")
     }
-    assert asked == {"draft": False, "book": True}
+    assert waiting == {"draft": False, "book": True}
     assert not needs_approval(tools["read"], ToolInvocation("c", "read", "{}"))
 
 
