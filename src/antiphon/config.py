@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.errors import ConfigError
+from antiphon.tool_settings import ImageGenerationSettings, McpServerSettings, WebSearchSettings
 
 DEFAULT_FILE = Path("antiphon.toml")
 DEFAULT_PROJECT = "default"
@@ -179,6 +180,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     agent_system: str = ""
     agent_temperature: Annotated[float, Meta(ge=0, le=2)] = 0.7
     agent_tools: tuple[str, ...] = ()
+    mcp_servers: dict[str, McpServerSettings] = {}
+    web_search: WebSearchSettings | None = None
+    image_generation: ImageGenerationSettings | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_block_ms: Annotated[float, Meta(ge=0, le=60000)] = 100
@@ -207,7 +211,14 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) i
 # Settings of version 0.1.0 that are still accepted in a file.
 _DEPRECATED = frozenset({"dbos"})
 # Settings with an environment variable. Tables have none.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "embeddings", "files", "grammars", "models"}
+_TABLES: dict[str, type[Struct]] = {
+    "embeddings": EmbeddingSettings,
+    "files": FileLimits,
+    "grammars": GrammarLimits,
+    "image_generation": ImageGenerationSettings,
+    "web_search": WebSearchSettings,
+}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models", "mcp_servers", *_TABLES}
 _LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
@@ -289,13 +300,14 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_backends(value, env, origin=origin)
     if name == "models":
         return _read_models(value, origin=origin)
-    if name == "grammars":
-        _check_names(_convert(value, dict[str, Any], origin=origin), GrammarLimits.__struct_fields__, origin=origin)
-    if name == "files":
-        _check_names(_convert(value, dict[str, Any], origin=origin), FileLimits.__struct_fields__, origin=origin)
-    if name == "embeddings":
-        value = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
-        _check_names(value, EmbeddingSettings.__struct_fields__, origin=origin)
+    if name in _TABLES:
+        return _read_table_of(value, _TABLES[name], env, origin=origin)
+    if name == "mcp_servers":
+        tables = _convert(value, dict[str, dict[str, Any]], origin=origin)
+        return {
+            each: _read_table_of(table, McpServerSettings, env, origin=f"{origin}.{each}")
+            for each, table in tables.items()
+        }
     if name == "dbos":
         return _read_dbos(value, env, origin=origin)
     if name == "data_dir":
@@ -370,6 +382,16 @@ def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
                 f'{origin}.{name}: a target is a backend or backend/model, as in "local" or "local/some-model".'
             )
     return models
+
+
+def _read_table_of(value: Any, kind: type[Struct], env: Mapping[str, str], *, origin: str) -> Any:
+    """Parse a table of settings. Secrets in it, and in the tables inside it, may come from the environment."""
+    table = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
+    _check_names(table, kind.__struct_fields__, origin=origin)
+    for name, inner in table.items():
+        if isinstance(inner, dict):
+            table[name] = _resolve_variables(inner, env, origin=f"{origin}.{name}")
+    return _convert(table, kind, origin=origin)
 
 
 class _Dbos(Struct, frozen=True):

@@ -15,6 +15,7 @@
     │   ├── MethodNotAllowed       405  code method_not_allowed
     │   ├── BodyTooLarge           413  code request_too_large
     │   └── UpgradeRequired        426  code upgrade_required
+    ├── ConnectorError             424  external_connector_error: an MCP server cannot list its tools
     ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
     ├── ServerError                500  server_error
     │   ├── ModelError             500  model_error: the model stopped or gave invalid output
@@ -112,6 +113,12 @@ class BodyTooLarge(InvalidRequest):
 class UpgradeRequired(InvalidRequest):
     status = 426
     default_code = "upgrade_required"
+
+
+class ConnectorError(AntiphonError):
+    status = 424
+    type = "external_connector_error"
+    default_code = "http_error"
 
 
 class RateLimited(AntiphonError):

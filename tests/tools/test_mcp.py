@@ -309,8 +309,9 @@ async def test_dead_server_is_restarted_before_a_call(tmp_path: Path) -> None:
         "/bin/sh",
         ["-c", f'echo $$ > {tmp_path}/pid; exec "$0" "$@"', sys.executable, str(PROGRAM), str(tmp_path), "modern"],
     ) as server:
-        assert server._connection is not None
-        state = server._connection.state
+        assert server._client is not None
+        assert server._client._connection is not None
+        state = server._client._connection.state
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         await wait_until(lambda: state.lost)
         assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")

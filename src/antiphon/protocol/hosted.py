@@ -36,8 +36,9 @@ class FileSearchCall(Tagged, tag="file_search_call"):
 
 class WebSearchCall(Tagged, tag="web_search_call"):
     id: str
-    action: JsonObject
+    action: JsonObject | None = None
     status: HostedStatus | None = None
+    results: list[JsonObject] | None = None
 
 
 class SafetyCheck(Wire):

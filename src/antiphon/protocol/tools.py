@@ -94,6 +94,7 @@ class UserLocation(Wire):
 
 class WebSearchFilters(Wire):
     allowed_domains: list[str] | None = None
+    blocked_domains: list[str] | None = None
 
 
 class WebSearchTool(Tagged, tag="web_search"):

@@ -15,7 +15,15 @@ from antiphon.errors import AntiphonError, ConfigError, Unavailable
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
 from antiphon.tools.executor import make_error_result
-from antiphon.tools.mcp_connection import Connect, McpConnection, connect_http, connect_stdio, require_package
+from antiphon.tools.mcp_client import McpClient
+from antiphon.tools.mcp_connection import (
+    IDEMPOTENCY_KEY,
+    Connect,
+    McpConnection,
+    connect_http,
+    connect_stdio,
+    require_package,
+)
 from antiphon.tools.mcp_resources import (
     McpPrompt,
     McpResource,
@@ -35,7 +43,6 @@ T = TypeVar("T")
 _DEFAULT_TIMEOUT = 300.0
 _MAX_NAME_LENGTH = 64
 _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_IDEMPOTENCY_KEY = "antiphon/idempotency-key"
 
 
 class McpOptions(TypedDict, total=False):
@@ -73,9 +80,7 @@ class McpServer:
         self._options = options
         self._tools: list[Tool] = []
         self._listed: list[McpTool] = []
-        self._connection: McpConnection | None = None
-        self._closed = True
-        self._connecting = asyncio.Lock()
+        self._client: McpClient | None = None
         self._listings: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -103,34 +108,26 @@ class McpServer:
         return list(self._tools)
 
     async def __aenter__(self) -> "McpServer":
-        self._closed = False
+        self._client = McpClient(
+            self._name, [self._connect], on_open=self._list_tools, on_change=self._schedule_listing
+        )
         try:
-            listed = await self._reconnect()
-            self._check_option_names(listed)
+            await self._client.connect()
+            self._check_option_names(self._listed)
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *failure: object) -> None:
-        self._closed = True
         for listing in self._listings:
             listing.cancel()
-        if self._connection is not None:
-            await self._connection.close()
+        if self._client is not None:
+            await self._client.close()
 
-    async def _reconnect(self) -> "list[McpTool]":
-        """Open a new connection and list the tools."""
-        if self._connection is not None:
-            await self._connection.close()
-        self._connection = McpConnection(self._name, self._connect, self._schedule_listing)
-        await self._connection.open()
-        return await self._list_tools(self._connection)
-
-    async def _list_tools(self, connection: McpConnection) -> "list[McpTool]":
+    async def _list_tools(self, connection: McpConnection) -> None:
         self._listed = await connection.list_tools()
         self._tools = self._make_tools(self._listed)
-        return self._listed
 
     def _make_tools(self, listed: "list[McpTool]") -> list[Tool]:
         allowed = self._options.get("allow")
@@ -150,8 +147,8 @@ class McpServer:
 
     async def _refresh_tools(self) -> None:
         try:
-            if self._connection is not None:
-                await self._list_tools(self._connection)
+            if self._client is not None:
+                await self._list_tools(await self._client.connect())
         except Exception as error:
             logger.warning("listing the changed tools of the MCP server %s failed", self._name, exc_info=error)
 
@@ -226,15 +223,8 @@ class McpServer:
             return make_error_result(error.message)
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> JsonObject:
-        meta = {_IDEMPOTENCY_KEY: context.idempotency_key}
-        connection = await self._get_connection()
-        try:
-            return await connection.call(name, arguments, meta=meta, report=context.report)
-        except AntiphonError:
-            if not connection.state.expired:
-                raise
-        connection = await self._get_connection()
-        return await connection.call(name, arguments, meta=meta, report=context.report)
+        meta = {IDEMPOTENCY_KEY: context.idempotency_key}
+        return await self._get_client().call(name, arguments, meta=meta, report=context.report)
 
     # Resources and prompts
 
@@ -262,22 +252,18 @@ class McpServer:
 
     async def _read(self, read: Callable[[McpConnection], Awaitable[T]]) -> T:
         """Return the result of a request that has no effect. It is repeated once if the connection is lost."""
-        connection = await self._get_connection()
+        connection = await self._get_client().connect()
         try:
             return await read(connection)
         except AntiphonError:
             if not connection.state.lost:
                 raise
-        return await read(await self._get_connection())
+        return await read(await self._get_client().connect())
 
-    async def _get_connection(self) -> McpConnection:
-        """Return the connection; if it is lost, open a new one."""
-        async with self._connecting:
-            if self._closed or self._connection is None:
-                raise Unavailable(f"The connection to the MCP server {self._name} is closed.")
-            if self._connection.state.lost:
-                await self._reconnect()
-            return self._connection
+    def _get_client(self) -> McpClient:
+        if self._client is None:
+            raise Unavailable(f"The connection to the MCP server {self._name} is closed.")
+        return self._client
 
 
 # Results

@@ -1,4 +1,4 @@
-"""One connection to an MCP server. Only this module uses the `mcp` package.
+"""One connection to an MCP server. Only this module and `mcp_http.py` use the `mcp` package.
 
 That package requires the task that opens a connection to close it too. Tools are called by many tasks, and one of them
 may have to replace a broken connection. So each connection is owned by a task of its own.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
 from antiphon.protocol.json_text import JsonObject
+from antiphon.upstream.addresses import OutboundRules
 
 if TYPE_CHECKING:
     import ssl
@@ -26,29 +27,55 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 30.0
-_LIST_SECONDS = 30.0
+CONNECT_SECONDS = 30.0
+LIST_SECONDS = 30.0
+IDEMPOTENCY_KEY = "antiphon/idempotency-key"
+"""The field of `_meta` that is the same for every attempt at one call."""
+
 _CLOSE_SECONDS = 10.0
 _SESSION_HEADER = "mcp-session-id"
 _NOT_FOUND = 404
+_FIRST_ERROR = 400
 
 
 class McpConnectionState:
     """The state of a connection.
 
     `expired`: the server does not know our session any more, so it has not executed the last request. An expired
-    connection is also `lost`.
+    connection is also `lost`. `http_status` is the status of the last HTTP response, if that is an error. `failure` is
+    the last error of the HTTP client.
     """
 
     def __init__(self) -> None:
         self.lost = False
         self.expired = False
+        self.http_status: int | None = None
+        self.failure: UpstreamError | None = None
 
     def mark_lost(self) -> None:
         self.lost = True
 
     def mark_expired(self) -> None:
         self.lost = self.expired = True
+
+    def record_failure(self, failure: UpstreamError) -> None:
+        self.failure = failure
+
+
+class McpFailure(UpstreamError):
+    """A request to an MCP server has no result. `reason` is the message without the name of the server.
+
+    `number` is the JSON-RPC error code of the server, `http_status` the status of its HTTP response. They are None if
+    there is none.
+    """
+
+    def __init__(
+        self, reason: str, *, message: str | None = None, number: int | None = None, http_status: int | None = None
+    ) -> None:
+        super().__init__(message or reason)
+        self.reason = reason
+        self.number = number
+        self.http_status = http_status
 
 
 Connect = Callable[[McpConnectionState], AbstractAsyncContextManager[Any]]
@@ -76,23 +103,15 @@ def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | No
     return connect
 
 
-def connect_http(url: str, headers: Mapping[str, str] | None) -> Connect:
+def connect_http(url: str, headers: Mapping[str, str] | None, rules: OutboundRules | None = None) -> Connect:
+    """Return a function that connects with the streamable HTTP transport. With `rules`, addresses are checked."""
+
     @asynccontextmanager
     async def connect(state: McpConnectionState) -> AsyncIterator[Any]:
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        async def check_session(response: "httpx2.Response") -> None:
-            if response.status_code == _NOT_FOUND and _SESSION_HEADER in response.request.headers:
-                state.mark_expired()
-
-        # No read timeout: tools have timeouts of their own, and a stream of changes may be idle for hours.
-        timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)
-        hooks = {"response": [check_session]}
         async with (
-            httpx2.AsyncClient(
-                headers=dict(headers or {}), timeout=timeout, event_hooks=hooks, verify=_get_tls_context()
-            ) as client,
+            _make_http_client(headers, state, rules) as client,
             streamable_http_client(url, http_client=client) as (reading, writing),
         ):
             yield _WatchedStream(reading, state), writing
@@ -106,6 +125,48 @@ def _get_tls_context() -> "ssl.SSLContext":
     import httpx2
 
     return httpx2.create_ssl_context()
+
+
+def connect_sse(url: str, headers: Mapping[str, str] | None, rules: OutboundRules | None = None) -> Connect:
+    """Return a function that connects with the older transport, HTTP with server-sent events."""
+
+    @asynccontextmanager
+    async def connect(state: McpConnectionState) -> AsyncIterator[Any]:
+        from mcp.client.sse import sse_client
+
+        def make_client(*_: Any, **__: Any) -> "httpx2.AsyncClient":
+            return _make_http_client(headers, state, rules)
+
+        async with sse_client(url, httpx_client_factory=make_client) as (reading, writing):
+            yield _WatchedStream(reading, state), writing
+
+    return connect
+
+
+def _make_http_client(
+    headers: Mapping[str, str] | None, state: McpConnectionState, rules: OutboundRules | None
+) -> "httpx2.AsyncClient":
+    import httpx2
+
+    async def check_response(response: "httpx2.Response") -> None:
+        state.http_status = response.status_code if response.status_code >= _FIRST_ERROR else None
+        if response.status_code == _NOT_FOUND and _SESSION_HEADER in response.request.headers:
+            state.mark_expired()
+
+    transport: httpx2.AsyncBaseTransport | None = None
+    if rules is not None:
+        from antiphon.tools.mcp_http import OutboundTransport
+
+        transport = OutboundTransport(rules, on_failure=state.record_failure)
+    # No read timeout: tools have timeouts of their own, and a stream of changes may be idle for hours.
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
+    return httpx2.AsyncClient(
+        headers=dict(headers or {}),
+        timeout=timeout,
+        event_hooks={"response": [check_response]},
+        transport=transport,
+        verify=_get_tls_context(),
+    )
 
 
 class _WatchedStream:
@@ -145,11 +206,12 @@ class _WatchedStream:
 class McpConnection:
     """A connection from the handshake to its end. `on_change` is called when the server reports changed tools.
 
-    `timeout` is in seconds. It limits the listing of all tools. Closing takes no longer than it either.
+    Without `on_change` there is no subscription to changes. `timeout` is in seconds. It limits the listing of all
+    tools. Closing takes no longer than it either.
     """
 
     def __init__(
-        self, name: str, connect: Connect, on_change: Callable[[], None], *, timeout: float = _LIST_SECONDS
+        self, name: str, connect: Connect, on_change: Callable[[], None] | None, *, timeout: float = LIST_SECONDS
     ) -> None:
         self.state = McpConnectionState()
         self._name = name
@@ -165,11 +227,11 @@ class McpConnection:
         """Connect. Raises ConfigError if the program cannot be started, UpstreamError if the handshake fails."""
         self._owner = asyncio.create_task(self._own_client())
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 await asyncio.shield(self._client)
         except TimeoutError:
             await self.close()
-            raise UpstreamTimeout(f"The MCP server {self._name} did not answer in {_CONNECT_SECONDS:g} s.") from None
+            raise UpstreamTimeout(f"The MCP server {self._name} did not answer in {CONNECT_SECONDS:g} s.") from None
         except BaseException:
             await self.close()
             raise
@@ -227,7 +289,7 @@ class McpConnection:
             if limit.expired():
                 reason = f"did not list its {name} in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise _map_error(self._name, error) from error
+            raise self._map_error(error) from error
 
     async def _read_pages(self, kind: str, name: str) -> list[Any]:
         list_page = getattr(self._client.result(), f"list_{kind}")
@@ -265,21 +327,47 @@ class McpConnection:
         async def report_progress(progress: float, total: float | None, message: str | None) -> None:
             report(message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}"))
 
+        client = self._client.result()
+        # The package lists all tools after the first call of one that was not listed on this connection.
+        schemas = getattr(client.session, "_tool_output_schemas", None)
+        if isinstance(schemas, dict):
+            schemas.setdefault(name, None)
         try:
-            result = await self._client.result().call_tool(
-                name, arguments, progress_callback=report_progress, meta=meta
-            )
+            result = await client.call_tool(name, arguments, progress_callback=report_progress, meta=meta)
         except MCPError as error:
             broken = self.state.lost or error.code == CONNECTION_CLOSED
-            raise UpstreamError(self._describe_failure("" if broken else error.message)) from error
+            raise self._make_failure("" if broken else error.message, None if broken else error.code) from error
         except Exception as error:
-            raise UpstreamError(self._describe_failure(f"{type(error).__name__}: {error}")) from error
+            raise self._make_failure(f"{type(error).__name__}: {error}", None) from error
         return _dump([result])[0]
 
-    def _describe_failure(self, reason: str) -> str:
-        if not reason:
-            return f"The connection to the MCP server {self._name} was lost. The call may or may not have taken effect."
-        return f"The MCP server {self._name} returned no result: {reason}"
+    def _make_failure(self, reason: str, number: int | None) -> McpFailure:
+        """Return the error of a call. An empty reason means that the connection was lost."""
+        failure, status = self.state.failure, self.state.http_status
+        if reason:
+            message = f"The MCP server {self._name} returned no result: {reason}"
+            return McpFailure(
+                reason, message=message, number=None if status is not None else number, http_status=status
+            )
+        unknown = "The call may or may not have taken effect."
+        message = f"The connection to the MCP server {self._name} was lost. {unknown}"
+        reason = f"The connection was lost. {unknown}" if failure is None else f"{failure.message} {unknown}"
+        return McpFailure(reason, message=message, http_status=status)
+
+    def _map_error(self, error: BaseException) -> AntiphonError:
+        """Return the error of the handshake or of a listing."""
+        from mcp import MCPError
+
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, AntiphonError):
+            return error
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return ConfigError(f"The MCP server {self._name} cannot be started: {error.strerror}.")
+        reason = f"{type(error).__name__}: {error}" if self.state.failure is None else self.state.failure.message
+        message = f"The MCP server {self._name} cannot be used: {type(error).__name__}: {error}"
+        number = error.code if isinstance(error, MCPError) and self.state.http_status is None else None
+        return McpFailure(reason, message=message, number=number, http_status=self.state.http_status)
 
     async def _own_client(self) -> None:
         """Open the client, wait until `close` is called, and close the client: the main of the owner task."""
@@ -296,7 +384,7 @@ class McpConnection:
             if self._client.done():
                 logger.info("the connection to the MCP server %s was lost", self._name, exc_info=error)
             else:
-                self._client.set_exception(_map_error(self._name, error))
+                self._client.set_exception(self._map_error(error))
         finally:
             self.state.mark_lost()
             if subscription is not None:
@@ -304,7 +392,8 @@ class McpConnection:
 
     async def _handle_message(self, message: Any) -> None:
         """Handle the notification about changed tools, which servers before 2026 send without a subscription."""
-        if not self._subscribed and getattr(message, "method", "") == "notifications/tools/list_changed":
+        is_change = getattr(message, "method", "") == "notifications/tools/list_changed"
+        if is_change and not self._subscribed and self._on_change is not None:
             self._on_change()
 
     async def _subscribe(self, client: "Client") -> None:
@@ -312,7 +401,7 @@ class McpConnection:
         from mcp.client.subscriptions import ListenNotSupportedError
 
         tools = client.server_capabilities.tools
-        if tools is None or not tools.list_changed:
+        if self._on_change is None or tools is None or not tools.list_changed:
             return
         try:
             async with client.listen(tools_list_changed=True) as changes:
@@ -330,13 +419,3 @@ class McpConnection:
 def _dump(models: Sequence[Any]) -> list[JsonObject]:
     """Return models of the `mcp` package as JSON data."""
     return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in models]
-
-
-def _map_error(name: str, error: BaseException) -> AntiphonError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, AntiphonError):
-        return error
-    if isinstance(error, FileNotFoundError | PermissionError):
-        return ConfigError(f"The MCP server {name} cannot be started: {error.strerror}.")
-    return UpstreamError(f"The MCP server {name} cannot be used: {type(error).__name__}: {error}")

@@ -41,17 +41,22 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 
 def redact(text: str, secrets: Collection[str] = ()) -> str:
     """Mask every secret, key, URL and network address in a text."""
+    text = _URL.sub("[URL]", mask_secrets(text, secrets))
+    text = _USER_INFO.sub("***", text)
+    text = _KEY.sub("***", text)
+    text = _QUERY_KEY.sub(r"\1=***", text)
+    return _ADDRESS.sub("[address]", text)
+
+
+def mask_secrets(text: str, secrets: Collection[str]) -> str:
+    """Mask the secrets in a text, as they are and encoded."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "***")
     if text and secrets:
         for mask in _make_masks(frozenset(secrets)):
             text = mask(text)
-    text = _URL.sub("[URL]", text)
-    text = _USER_INFO.sub("***", text)
-    text = _KEY.sub("***", text)
-    text = _QUERY_KEY.sub(r"\1=***", text)
-    return _ADDRESS.sub("[address]", text)
+    return text
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,19 +18,19 @@ _EVENT_TYPES = (OutputItemDone, *TERMINAL)
 
 
 def _hide_sources(item: WebSearchCall) -> WebSearchCall:
-    if "sources" not in item.action:
+    if item.action is None or "sources" not in item.action:
         return item
     action = {name: value for name, value in item.action.items() if name != "sources"}
     return msgspec.structs.replace(item, action=action)
 
 
 # The value of `include` that shows a field, and the function that hides it.
-_HIDDEN: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    FileSearchCall: ("file_search_call.results", lambda item: msgspec.structs.replace(item, results=None)),
-    CodeInterpreterCall: ("code_interpreter_call.outputs", lambda item: msgspec.structs.replace(item, outputs=None)),
-    WebSearchCall: ("web_search_call.action.sources", _hide_sources),
-}
-_HIDDEN_TYPES = frozenset(_HIDDEN)
+_HIDDEN: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (FileSearchCall, "file_search_call.results", lambda item: msgspec.structs.replace(item, results=None)),
+    (CodeInterpreterCall, "code_interpreter_call.outputs", lambda item: msgspec.structs.replace(item, outputs=None)),
+    (WebSearchCall, "web_search_call.action.sources", _hide_sources),
+    (WebSearchCall, "web_search_call.results", lambda item: msgspec.structs.replace(item, results=None)),
+)
 
 
 class IncludeFilter:
@@ -38,11 +38,15 @@ class IncludeFilter:
 
     def __init__(self, include: Collection[str] | None) -> None:
         included = include or ()
-        self._hide = {kind: hide for kind, (name, hide) in _HIDDEN.items() if name not in included}
+        self._hide: dict[type, list[Callable[[Any], Any]]] = {}
+        for kind, name, hide in _HIDDEN:
+            if name not in included:
+                self._hide.setdefault(kind, []).append(hide)
 
     def filter_item(self, item: Item | Unknown) -> Item | Unknown:
-        hide = self._hide.get(type(item))
-        return item if hide is None else hide(item)
+        for hide in self._hide.get(type(item), ()):
+            item = hide(item)
+        return item
 
     def filter_items(self, items: Sequence[Item | Unknown]) -> list[Item | Unknown]:
         if self._hide.keys().isdisjoint(map(type, items)):

@@ -1,0 +1,83 @@
+"""An `mcp` tool during one response: the list of its tools, their functions, and approved calls."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import msgspec
+
+from antiphon.protocol.hosted import McpListTools, McpToolInfo
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.tools import McpTool
+from antiphon.stream.deltas import CloseItem, Delta, OpenItem
+from antiphon.tools.hosted.base import HostedCall, HostedFunction, HostedSession, PendingCall
+from antiphon.tools.hosted.events import make_item_event
+from antiphon.tools.hosted.mcp.approvals import Approval
+from antiphon.tools.hosted.mcp.calls import McpApproval, McpCallRun, McpServerCalls
+from antiphon.tools.hosted.mcp.filters import is_allowed, needs_approval
+
+
+class McpSession(HostedSession):
+    """One server during one response.
+
+    `listed` is the list of the server's tools, and `is_known` tells if the context has it already. `error` is the
+    reason if the tools could not be listed.
+    """
+
+    def __init__(
+        self,
+        entry: McpTool,
+        server: McpServerCalls,
+        listed: Sequence[McpToolInfo],
+        *,
+        is_known: bool,
+        error: JsonObject | None = None,
+        approvals: Sequence[Approval] = (),
+    ) -> None:
+        self._entry = entry
+        self._server = server
+        self._is_known = is_known
+        self._error = error
+        self._tools = {tool.name: tool for tool in listed if is_allowed(tool, entry)}
+        self.label = entry.server_label
+        self.functions = [_make_function(tool) for tool in self._tools.values()]
+        description = server.target.description
+        self.instructions = (
+            f"The tools of the MCP server '{self.label}': {description}" if description and self._tools else ""
+        )
+        self.pending = [
+            PendingCall(name=each.name, arguments=each.arguments, begin=self._begin_approved(each))
+            for each in approvals
+        ]
+
+    async def introduce(self) -> AsyncGenerator[Sequence[Delta], None]:
+        if self._is_known:
+            return
+        key = f"mcp_list_tools/{self.label}"
+        listed = McpListTools("", self.label, list(self._tools.values()), error=self._error)
+        ending = "completed" if self._error is None else "failed"
+        yield [
+            OpenItem(key, msgspec.structs.replace(listed, tools=[], error=None), "mcpl"),
+            make_item_event(key, "mcp_list_tools.in_progress"),
+            make_item_event(key, f"mcp_list_tools.{ending}"),
+            CloseItem(key, listed),
+        ]
+
+    def begin(self, name: str, key: str) -> HostedCall:
+        tool = self._tools[name]
+        if needs_approval(tool, self._entry):
+            return McpApproval(self._server, tool, key)
+        return McpCallRun(self._server, tool, key, None)
+
+    def _begin_approved(self, approval: Approval) -> Callable[[str], HostedCall]:
+        tool = self._tools.get(approval.name) or McpToolInfo(approval.name, {})
+
+        def begin(key: str) -> HostedCall:
+            return McpCallRun(self._server, tool, key, approval.request_id)
+
+        return begin
+
+
+def _make_function(tool: McpToolInfo) -> HostedFunction:
+    schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
+    # Some upstreams reject an object schema without `properties`.
+    parameters = {"type": "object", "properties": {}} | schema
+    return HostedFunction(name=tool.name, description=tool.description or tool.name, parameters=parameters)

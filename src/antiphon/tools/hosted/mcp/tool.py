@@ -1,0 +1,152 @@
+"""The hosted tool `mcp`: tools of MCP servers."""
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from antiphon.errors import AntiphonError, ConnectorError
+from antiphon.protocol.hosted import McpListTools, McpToolInfo
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.tools import McpTool, Tool
+from antiphon.protocol.unions import Unknown
+from antiphon.tools.hosted.base import HostedContext, HostedSession, HostedSetup, HostedTool, HostedUnavailable
+from antiphon.tools.hosted.mcp.approvals import claim_approvals, find_approvals
+from antiphon.tools.hosted.mcp.calls import McpServerCalls
+from antiphon.tools.hosted.mcp.connections import McpConnections
+from antiphon.tools.hosted.mcp.session import McpSession
+from antiphon.tools.hosted.mcp.targets import McpTarget, find_target, remove_user_info
+from antiphon.tools.mcp_connection import McpFailure, require_package
+from antiphon.upstream.redaction import mask_secrets
+
+if TYPE_CHECKING:
+    from mcp.types import Tool as ListedTool
+
+logger = logging.getLogger(__name__)
+
+TYPES = frozenset({"mcp"})
+MAX_TOOLS = 1024
+MAX_LIST_BYTES = 2 * 1024 * 1024
+CALL_SECONDS = 300.0
+
+
+class McpHostedTool(HostedTool):
+    """Calls tools of the MCP servers that requests name, or that the settings define."""
+
+    types = TYPES
+
+    def __init__(self, setup: HostedSetup) -> None:
+        self._servers = setup.settings.mcp_servers
+        self._connections = McpConnections()
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    def echo(self, tool: Tool | Unknown) -> Tool | Unknown:
+        """Return the tool without credentials."""
+        assert isinstance(tool, McpTool)
+        return msgspec.structs.replace(
+            tool,
+            authorization=None,
+            headers=None,
+            require_approval=tool.require_approval or "always",
+            server_url=remove_user_info(tool.server_url) if tool.server_url is not None else None,
+        )
+
+    async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
+        assert isinstance(tool, McpTool)
+        path = _find_path(tool, context)
+        target = find_target(
+            tool,
+            path,
+            servers=self._servers,
+            rules=context.outbound,
+            project=context.project,
+            timeout=CALL_SECONDS,
+        )
+        approvals = find_approvals(context, tool.server_label)
+        known = find_known_list(tool, context)
+        error: JsonObject | None = None
+        listed = known
+        if listed is None:
+            try:
+                listed = await self._list_tools(target)
+            except AntiphonError as failure:
+                if not context.request.background:
+                    raise make_list_error(target, failure) from failure
+                listed, error = [], describe_failure(target, failure)
+        if approvals:
+            await claim_approvals(approvals, context)
+        server = McpServerCalls(target, self._connections, context.response_id)
+        return McpSession(tool, server, listed, is_known=known is not None, error=error, approvals=approvals)
+
+    async def _list_tools(self, target: McpTarget) -> list[McpToolInfo]:
+        async with self._connections.use(target) as client:
+            listed = [describe_tool(tool) for tool in await client.list_tools()]
+        if len(listed) > MAX_TOOLS or len(msgspec.json.encode(listed)) > MAX_LIST_BYTES:
+            raise McpFailure(f"The server lists more than {MAX_TOOLS} tools, or more than {MAX_LIST_BYTES} bytes.")
+        return listed
+
+
+def create(setup: HostedSetup) -> HostedTool:
+    """Create the tool. Raises HostedUnavailable if the package is missing."""
+    try:
+        require_package()
+    except AntiphonError:
+        raise HostedUnavailable(TYPES, "MCP needs the package 'mcp': pip install 'antiphon[mcp]'.") from None
+    return McpHostedTool(setup)
+
+
+def find_known_list(tool: McpTool, context: HostedContext) -> list[McpToolInfo] | None:
+    """Return the tools of the last list of the server in the context, or None."""
+    for item in reversed(context.items):
+        if isinstance(item, McpListTools) and item.server_label == tool.server_label and item.error is None:
+            return item.tools
+    return None
+
+
+def describe_tool(tool: "ListedTool") -> McpToolInfo:
+    """Return a tool as an item lists it. `idempotent` is set only if the server declares it."""
+    hints = tool.annotations
+    annotations = {"read_only": bool(hints is not None and hints.read_only_hint)}
+    if hints is not None and hints.idempotent_hint:
+        annotations["idempotent"] = True
+    return McpToolInfo(tool.name, tool.input_schema, annotations, tool.description or tool.title)
+
+
+def make_list_error(target: McpTarget, failure: AntiphonError) -> AntiphonError:
+    """Return the error for a request whose server cannot list its tools."""
+    message = f"Error retrieving tool list from MCP server: '{target.label}'."
+    status = failure.http_status if isinstance(failure, McpFailure) else None
+    if status is not None:
+        message += f" Http status code: {status} ({_get_phrase(status)})"
+    else:
+        message += f" {mask_secrets(_get_reason(failure), target.secrets)}"
+    return ConnectorError(message, param="tools")
+
+
+def describe_failure(target: McpTarget, failure: AntiphonError) -> JsonObject:
+    """Return the error object of a list that failed."""
+    message = mask_secrets(_get_reason(failure), target.secrets)
+    if isinstance(failure, McpFailure) and failure.number is not None:
+        return {"type": "mcp_protocol_error", "code": failure.number, "message": message}
+    status = failure.http_status if isinstance(failure, McpFailure) else None
+    return {"type": "http_error", "code": status or failure.status, "message": message}
+
+
+def _get_reason(failure: AntiphonError) -> str:
+    return failure.reason if isinstance(failure, McpFailure) else failure.message
+
+
+def _get_phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+def _find_path(tool: McpTool, context: HostedContext) -> str:
+    """Return the param path of the tool."""
+    tools = context.request.tools or []
+    return next((f"tools[{index}]" for index, each in enumerate(tools) if each is tool), "tools")

@@ -1,0 +1,124 @@
+"""The text of web pages."""
+
+import re
+from html.parser import HTMLParser
+
+from antiphon.upstream.outbound import Fetched
+
+_TEXT_TYPES = frozenset(
+    {"application/json", "application/xml", "application/ld+json", "application/javascript", "application/yaml"}
+)
+_HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+_META_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+_HEAD_LENGTH = 4096
+_SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
+_BLANK_LINES = re.compile(r"\n\s*\n\s*")
+_HIDDEN = ("script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select")
+_BLOCKS = frozenset(
+    {
+        "address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption", "figure",
+        "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre",
+        "section", "table", "td", "th", "tr", "ul",
+    }
+)  # fmt: skip
+
+
+class Page:
+    """A page as text. `title` may be empty."""
+
+    def __init__(self, url: str, title: str, text: str) -> None:
+        self.url = url
+        self.title = title
+        self.text = text
+
+    def find(self, pattern: str, *, max_matches: int, context: int) -> list[str]:
+        """Return the passages around each match of a text, ignoring case."""
+        found: list[str] = []
+        for match in re.finditer(re.escape(pattern), self.text, re.IGNORECASE):
+            found.append(self.text[max(0, match.start() - context) : match.end() + context].strip())
+            if len(found) == max_matches:
+                break
+        return found
+
+
+def is_readable(content_type: str) -> bool:
+    """Return True if the content can be read as text. A page without a type is read as HTML."""
+    return (
+        not content_type
+        or content_type.startswith("text/")
+        or content_type in _TEXT_TYPES | _HTML_TYPES
+        or (content_type.endswith(("+xml", "+json")))
+    )
+
+
+def read_page(fetched: Fetched) -> Page:
+    """Convert a fetched page to text. This takes long for a large page: run it in a thread."""
+    text = _decode(fetched)
+    if fetched.content_type and fetched.content_type not in _HTML_TYPES:
+        return Page(fetched.url, "", text.strip())
+    title, text = _read_html(text)
+    return Page(fetched.url, title, _BLANK_LINES.sub("\n\n", _SPACES.sub(" ", text)).strip())
+
+
+def _decode(fetched: Fetched) -> str:
+    charset = fetched.charset
+    if charset is None and (declared := _META_CHARSET.search(fetched.body[:_HEAD_LENGTH])) is not None:
+        charset = declared[1].decode("ascii")
+    try:
+        return fetched.body.decode(charset or "utf-8", errors="replace")
+    except LookupError:  # an unknown charset
+        return fetched.body.decode("utf-8", errors="replace")
+
+
+def _read_html(html: str) -> tuple[str, str]:
+    """Return the title and the visible text, with selectolax if it is installed."""
+    try:
+        from selectolax.lexbor import LexborHTMLParser
+    except ImportError:
+        reader = _HtmlReader()
+        reader.feed(html)
+        reader.close()
+        return "".join(reader.title).strip(), "".join(reader.text)
+    tree = LexborHTMLParser(html)
+    title = tree.css_first("title")
+    name = title.text(strip=True) if title is not None else ""
+    tree.strip_tags(list(_HIDDEN))
+    body = tree.body
+    return name, body.text(separator="\n") if body is not None else ""
+
+
+class _HtmlReader(HTMLParser):
+    """Collects the title and the visible text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.title: list[str] = []
+        self.text: list[str] = []
+        self._hidden: list[str] = []
+        self._is_title = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag == "title":
+            self._is_title = True
+        elif tag == "body":
+            self._hidden.clear()  # an unclosed head
+        elif tag in _HIDDEN:
+            self._hidden.append(tag)
+        elif tag in _BLOCKS:
+            self.text.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "title":
+            self._is_title = False
+        elif tag in self._hidden:
+            # An unclosed element inside a hidden one ends with it.
+            while self._hidden.pop() != tag:
+                pass
+        elif tag in _BLOCKS:
+            self.text.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._is_title:
+            self.title.append(data)
+        elif not self._hidden:
+            self.text.append(data)
