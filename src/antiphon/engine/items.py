@@ -1,7 +1,6 @@
 """Item types, ids and pages: the form in which items are stored, compared and listed."""
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from typing import Literal, cast
 
 import msgspec
@@ -34,7 +33,7 @@ from antiphon.protocol.items import (
     Message,
     Reasoning,
 )
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.unions import Unknown, copy_struct
 
 # Tuples: `isinstance` is several times slower with a union, and it runs for every item.
 CALL_TYPES = (FunctionCall, CustomToolCall, ComputerCall, ShellCall, LocalShellCall, ApplyPatchCall, ToolSearchCall)
@@ -117,7 +116,7 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if isinstance(item, Unknown):
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
-    stored = copy(item)
+    stored = copy_struct(item)
     if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
         stored.given_call_id, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty id

@@ -23,6 +23,10 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Meta, Raw, Struct, UnsetType, ValidationError, inspect
 
 T = TypeVar("T")
+StructT = TypeVar("StructT", bound=Struct)
+
+copy_struct: Callable[[StructT], StructT] = operator.methodcaller("__copy__")
+"""Return a shallow copy of a struct. It costs a fifth of `copy.copy`, and less than `structs.replace`."""
 
 _NULL = Raw(b"null")
 _ELEMENTS: "msgspec.json.Decoder[list[Raw]]" = msgspec.json.Decoder(list[Raw])

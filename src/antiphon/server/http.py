@@ -4,7 +4,7 @@ import asyncio
 import math
 import string
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -375,7 +375,7 @@ async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     budget = http_request.body_budget
     if budget is not None and declared > FREE_BYTES:  # smaller ones always fit
         budget.check(declared)
-    first, more = await receive_body(http_request)
+    first, more = read_message(await http_request.receive())
     if len(first) > limit:
         raise _too_large(limit)
     return (
@@ -394,7 +394,7 @@ async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *,
                 raise budget.make_error()
             if not more:
                 break
-            body, more = await receive_body(http_request)
+            body, more = read_message(await http_request.receive())
             if len(whole) + len(body) > limit:
                 raise _too_large(limit)
             whole += body
@@ -410,9 +410,8 @@ async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *,
     return bytes(whole)
 
 
-async def receive_body(http_request: HttpRequest) -> tuple[bytes, bool]:
-    """Return the next part of the body, and True if more follows."""
-    message = await http_request.receive()
+def read_message(message: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """Return a part of the body, and True if more follows. Raises ClientDisconnected."""
     if message["type"] == "http.disconnect":
         raise ClientDisconnected
     return message.get("body", b""), message.get("more_body", False)

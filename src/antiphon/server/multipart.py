@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from antiphon.errors import BodyTooLarge, InvalidRequest, MissingParameter
-from antiphon.server.http import HttpRequest, receive_body
+from antiphon.server.http import HttpRequest, read_message
 from antiphon.store.files.content import ContentWriter
 
 _MAX_HEADER_BYTES = 16 * 1024
@@ -120,11 +120,11 @@ async def read_form(
     try:
         more = True
         while more and not reader.is_complete:
-            data, more = await receive_body(http_request)
+            data, more = read_message(await http_request.receive())
             for event in reader.feed(data):
                 await form.add(*event)
         while more:  # an epilogue has no meaning
-            _, more = await receive_body(http_request)
+            _, more = read_message(await http_request.receive())
         if not reader.is_complete:
             raise _malformed("it ends before the last boundary")
         if form.writer is None:

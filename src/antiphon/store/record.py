@@ -1,6 +1,5 @@
 """Encoding of stored data, shared by all stores: a few columns, and the rest as JSON."""
 
-import copy
 import itertools
 import logging
 import math
@@ -16,7 +15,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import ItemRows, Link, Order, StoredResponse, parse_response_id
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class EventBatch(NamedTuple):
 def pack_response(stored: StoredResponse) -> ResponseRecord:
     """Encode a response. Later changes to it do not change the record."""
     response = stored.response
-    bare = copy.copy(response)  # faster than structs.replace(), which sets every field again
+    bare = copy_struct(response)
     bare.output = []
     return ResponseRecord(
         response.id,

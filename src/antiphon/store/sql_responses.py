@@ -87,7 +87,7 @@ class SqlResponses:
     def _reader(self) -> RowReader: ...
 
     @abstractmethod
-    async def _submit(self, row: Sequence[Any], *related: Any) -> None:
+    def _submit(self, row: Sequence[Any], *related: Any) -> Awaitable[None]:
         """Write the result of `_pack`."""
 
     @abstractmethod

@@ -11,7 +11,6 @@ the end of the turn.
 
 import itertools
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -21,7 +20,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.stream import deltas
 from antiphon.stream.closed_items import ClosedItem, OpenDraft, close_draft, salvage_items
 from antiphon.stream.deltas import Delta
@@ -392,7 +391,7 @@ class Composer:
     # The end
 
     def _set_served_by(self, delta: deltas.Served) -> list[Event]:
-        self.response = copy(self.response)
+        self.response = copy_struct(self.response)
         self.response.model, self.response.served_by = delta.model, f"{delta.backend}/{delta.named or delta.model}"
         return []
 
@@ -422,7 +421,7 @@ class Composer:
 
     def _end_response(self, event_type: type[events.Lifecycle], **outcome: Any) -> Event:
         self.finished = True
-        response = self.response = copy(self.response)
+        response = self.response = copy_struct(self.response)
         response.output, response.usage = self.output, self._usage
         for name, value in outcome.items():
             setattr(response, name, value)

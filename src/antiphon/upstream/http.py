@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.upstream.error_mapping import REFUSED
@@ -99,15 +99,15 @@ class HttpSession:
         finally:
             response.close()
 
-    async def _send(
+    def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None, deadline: float
-    ) -> Connection:
+    ) -> Awaitable[Connection]:
         """Send a request and return its connection when the head of the response has arrived."""
         pool = self._pool if self._pool is not None else self._open_pool()
         head = self._encode_head(method, path, headers, has_body=body is not None)
         if body is not None:
             head += b"Content-Length: %d\r\n\r\n" % len(body)
-        return await send_on(pool, head, body, deadline=deadline, is_head_request=method == "HEAD")
+        return send_on(pool, head, body, deadline=deadline, is_head_request=method == "HEAD")
 
     def _open_pool(self) -> ConnectionPool:
         if not self._is_open:

@@ -389,9 +389,9 @@ def _match_outputs(conversation: "Sequence[items.Item | Unknown]") -> dict[int, 
     waiting: dict[str, list[int]] = {}
     pairs: dict[int, int] = {}
     for index, item in enumerate(conversation):
-        if isinstance(item, items.FunctionCall):
+        if type(item) is items.FunctionCall:
             waiting.setdefault(item.call_id, []).append(index)
-        elif isinstance(item, items.FunctionCallOutput) and item.call_id is not None:
+        elif type(item) is items.FunctionCallOutput and item.call_id is not None:
             calls = waiting.get(item.call_id)
             if calls:
                 pairs[calls.pop(0)] = index

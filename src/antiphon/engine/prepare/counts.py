@@ -20,7 +20,8 @@ _PART_BYTES = len('{"type":"text"}')
 def check_counts(request: CreateRequest, policy: Policy) -> None:
     """Raise InvalidRequest if the request has too many items, parts or tools."""
     if isinstance(request.input, list):
-        _check(len(request.input), policy.max_input_items, param="input", setting="max_input_items")
+        if len(request.input) > policy.max_input_items:
+            raise _make_error(len(request.input), policy.max_input_items, param="input", setting="max_input_items")
         # Other requests are too short for as many parts.
         if is_large() or policy.max_content_parts < LARGE_BYTES // _PART_BYTES:
             check_parts(request.input, policy)
@@ -28,7 +29,8 @@ def check_counts(request: CreateRequest, policy: Policy) -> None:
         count = len(request.tools)
         if NamespaceTool in map(type, request.tools):
             count += sum(len(tool.tools) for tool in request.tools if isinstance(tool, NamespaceTool))
-        _check(count, policy.max_tools, param="tools", setting="max_tools")
+        if count > policy.max_tools:
+            raise _make_error(count, policy.max_tools, param="tools", setting="max_tools")
 
 
 def check_parts(items: Sequence[Item | Unknown], policy: Policy, *, param: str = "input") -> None:
@@ -37,7 +39,8 @@ def check_parts(items: Sequence[Item | Unknown], policy: Policy, *, param: str =
     for index, item in enumerate(items):
         total += _count_parts(item)
         if total > policy.max_content_parts:
-            _check(total, policy.max_content_parts, param=f"{param}[{index}]", setting="max_content_parts")
+            limit, path = policy.max_content_parts, f"{param}[{index}]"
+            raise _make_error(total, limit, param=path, setting="max_content_parts")
 
 
 def _count_parts(item: Item | Unknown) -> int:
@@ -48,12 +51,7 @@ def _count_parts(item: Item | Unknown) -> int:
     return len(item.content or ()) + len(item.summary) if isinstance(item, Reasoning) else 0
 
 
-def _check(count: int, limit: int, *, param: str, setting: str) -> None:
-    if count > limit:
-        noun = "content parts" if setting == "max_content_parts" else "elements"
-        raise InvalidRequest(
-            f"Invalid '{param}': too many {noun}. This server accepts at most {limit} (setting {setting}), but got "
-            f"{count}.",
-            param=param,
-            code="array_above_max_length",
-        )
+def _make_error(count: int, limit: int, *, param: str, setting: str) -> InvalidRequest:
+    noun = "content parts" if setting == "max_content_parts" else "elements"
+    message = f"too many {noun}. This server accepts at most {limit} (setting {setting}), but got {count}."
+    return InvalidRequest(f"Invalid '{param}': {message}", param=param, code="array_above_max_length")

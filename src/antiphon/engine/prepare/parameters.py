@@ -1,7 +1,6 @@
 """Request parameters: refuse those that this server or the model does not support, and apply configuration updates."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from antiphon.protocol.request import (
     ReasoningConfig,
     TextConfig,
 )
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.unions import Unknown, copy_struct
 
 # Parameters that this server does not implement. Any value but null is refused.
 UNIMPLEMENTED = (
@@ -196,7 +195,7 @@ def apply_configuration_updates(
     if ConfigurationUpdate not in map(type, items):
         return request, []
     updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
-    request = copy(request)
+    request = copy_struct(request)
     warnings: list[str] = []
     for update in updates:
         try:

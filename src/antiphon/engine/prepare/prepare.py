@@ -6,7 +6,6 @@ continues may have changed in the meantime.
 
 import time
 from collections.abc import Sequence
-from copy import copy
 from functools import partial
 
 import msgspec
@@ -43,14 +42,14 @@ from antiphon.engine.serve.compaction.expansion import (
 from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
-from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
+from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck, have_grammars, have_tools
 from antiphon.errors import InvalidRequest
 from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import Store
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS
 from antiphon.upstream.media_urls import check_media_urls, has_media
@@ -151,7 +150,8 @@ class Preparer:
                 request, left_out = await offload.run(self._select_tools, request, context, capabilities)
             else:
                 request, left_out = self._select_tools(request, context, capabilities)
-            if request.tools or request.text is not None:  # others have neither grammars nor schemas
+            is_checked = not capabilities.any_tool and have_grammars(request.tools)
+            if is_checked or capabilities.check_schemas is not None:
                 await self._check_grammars(request, capabilities, project=project)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
             warnings += [*left_out, *new.left_out]
@@ -226,13 +226,13 @@ class Preparer:
             hosted=self._hosted.tools,
             hosted_types=self._hosted.select_types(capabilities),
         )
-        request = copy(request)  # from here on the request is our own and may be changed
+        request = copy_struct(request)  # from here on the request is our own and may be changed
         request.tools = tools or None
         return request, left_out
 
     async def _check_grammars(self, request: CreateRequest, capabilities: Capabilities, *, project: str) -> None:
         """Raise InvalidRequest if a grammar or a schema of the request cannot be compiled within the limits."""
-        if not capabilities.any_tool:
+        if not capabilities.any_tool and request.tools:
             await self._grammars.check_tools(request.tools, project=project)
         if capabilities.check_schemas is not None:
             await capabilities.check_schemas(request, self._policy.grammar_limits)
@@ -275,7 +275,7 @@ class Preparer:
             else:
                 left_out = await offload.run(self._check_items, filled.items, candidate)
             left_out = paths.rewrite_warnings(left_out)
-            if not candidate.backend.capabilities.any_tool:
+            if not candidate.backend.capabilities.any_tool and have_tools(filled.items):
                 await self._grammars.check_items(filled.items, project=project)
         except InvalidRequest as error:
             paths.rewrite_error(error)

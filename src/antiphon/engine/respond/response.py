@@ -1,6 +1,5 @@
 """The response object before the model has answered: the request's settings, with the defaults filled in."""
 
-from copy import copy
 from operator import attrgetter
 
 import msgspec
@@ -10,6 +9,7 @@ from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.serve.routing import Candidate
 from antiphon.protocol.request import ConversationRef, JsonSchemaFormat, TextConfig, TextFormat
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import copy_struct
 
 # Fields of the response that repeat a parameter of the request if it is set.
 _ECHOED = (
@@ -40,7 +40,7 @@ _DEFAULTS = Response(id="", created_at=0, model="")
 def begin_response(prepared: Prepared, candidate: Candidate | None = None) -> Response:
     """Return the response as it begins. `candidate` is the one that serves it, if that is known."""
     request = prepared.turn.request
-    response = copy(_DEFAULTS)
+    response = copy_struct(_DEFAULTS)
     response.id = prepared.mint.response_id
     response.created_at = prepared.created_at
     response.model = (request.model or "") if candidate is None else candidate.model.id

@@ -7,7 +7,6 @@ checked at its end. Another answer is held until it is complete, so that the mod
 
 import asyncio
 from contextlib import aclosing
-from copy import copy
 
 import msgspec
 
@@ -20,6 +19,7 @@ from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck
 from antiphon.engine.serve.tool_emulation.translate_history import Items
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest, JsonSchemaFormat
+from antiphon.protocol.unions import copy_struct
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta, Deltas
 
@@ -123,7 +123,7 @@ async def _collect(schema: JsonSchemaFormat, answer: Deltas, budget: TurnBudget)
 
 
 def _extend(turn: Turn, items: Items, *, max_tokens: int | None) -> Turn:
-    request = copy(turn.request)
+    request = copy_struct(turn.request)
     request.max_output_tokens = max_tokens
     return msgspec.structs.replace(turn, request=request, items=[*turn.items, *items])
 

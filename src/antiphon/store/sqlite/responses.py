@@ -4,7 +4,7 @@ Triggers of the schema delete the run of a final response, and the run and the e
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from antiphon.errors import NotFound
@@ -138,11 +138,10 @@ STATEMENTS = ResponseStatements(
 class SqliteResponses(Database, SqlResponses):
     _statements = STATEMENTS
 
-    async def _submit(self, row: Sequence[Any], *related: Any) -> None:
+    def _submit(self, row: Sequence[Any], *related: Any) -> Awaitable[None]:
         if not related:
-            await self._writer.submit(SAVE, row)
-            return
-        await self._writer.submit(_save_with_related, (row, *related, self._now()))
+            return self._writer.submit(SAVE, row)
+        return self._writer.submit(_save_with_related, (row, *related, self._now()))
 
     async def delete(self, project: str, response_id: str) -> bool:
         deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))

@@ -38,7 +38,7 @@ async def refuse(check: GrammarCheck, *tools: Tool) -> tuple[str | None, str]:
 
 
 async def test_tools_without_faults_are_accepted(check: GrammarCheck) -> None:
-    await check.check_tools(None, project="p")
+    await check.check_tools([], project="p")
     await check.check_tools([FunctionTool("f"), CustomTool("c"), make_tool('start: "a" | /b+/ "c"{1,3}')], project="p")
     await check.check_tools([make_tool("[a-z]{1,20}", "regex")], project="p")
     await check.check_items(

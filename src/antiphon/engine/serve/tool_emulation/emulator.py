@@ -54,7 +54,7 @@ class Emulator(Stage):
 
     async def _check_grammars(self, turn: Turn) -> None:
         try:
-            await self._grammars.check_tools(turn.request.tools, project=turn.project)
+            await self._grammars.check_tools(turn.request.tools or [], project=turn.project)
             await self._grammars.check_items(turn.items, project=turn.project)
         except InvalidRequest as error:
             error.code = "unsupported_grammar"  # the next candidate may support it

@@ -30,15 +30,12 @@ class GrammarCheck:
         if self._trial is not None:
             await self._trial.close()
 
-    async def check_tools(self, tools: list[Tool | Unknown] | None, *, project: str) -> None:
+    async def check_tools(self, tools: list[Tool | Unknown], *, project: str) -> None:
         """Raise InvalidRequest if the grammar of one of a request's tools cannot be used."""
-        if tools and (found := derive(tools, ("list_grammars",), lambda tools: list(_find_grammars(tools, "tools")))):
-            await self._check(found, project)
+        await self._check(_list_grammars(tools), project)
 
     async def check_items(self, items: Sequence[Item | Unknown], *, project: str) -> None:
         """Raise InvalidRequest if the grammar of a tool of an input item cannot be used."""
-        if _ITEMS_WITH_TOOLS.isdisjoint(map(type, items)):
-            return
         for index, item in enumerate(items):
             if isinstance(item, AdditionalTools | ToolSearchOutput):
                 await self._check(_find_grammars(item.tools, f"input[{index}].tools"), project)
@@ -60,6 +57,20 @@ class GrammarCheck:
                 raise InvalidRequest(
                     f"The grammar of the tool '{tool.name}' cannot be read: {fault}", param=param, code="invalid_value"
                 )
+
+
+def have_grammars(tools: list[Tool | Unknown] | None) -> bool:
+    """Return True if one of a request's tools has a grammar."""
+    return bool(tools and _list_grammars(tools))
+
+
+def have_tools(items: Sequence[Item | Unknown]) -> bool:
+    """Return True if one of the input items has tools."""
+    return not _ITEMS_WITH_TOOLS.isdisjoint(map(type, items))
+
+
+def _list_grammars(tools: list[Tool | Unknown]) -> list[_Found]:
+    return derive(tools, ("list_grammars",), lambda tools: list(_find_grammars(tools, "tools")))
 
 
 def _find_grammars(tools: Sequence[Tool | Unknown], path: str) -> Iterator[_Found]:

@@ -50,7 +50,13 @@ def is_readable(item: Item | Unknown) -> bool:
 
 def are_all_readable(items: Sequence[Item | Unknown]) -> bool:
     kinds = set(map(type, items))
-    return kinds <= READABLE_TYPES and (FunctionCall not in kinds or all(map(is_readable, items)))
+    if not kinds <= READABLE_TYPES:
+        return False
+    if FunctionCall in kinds:
+        for item in items:
+            if type(item) is FunctionCall and item.namespace is not None:
+                return False
+    return True
 
 
 def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:

@@ -1,7 +1,5 @@
 """Translation of a turn for a backend that only supports function tools, and perhaps no JSON schemas."""
 
-from copy import copy
-
 import msgspec
 
 from antiphon.backends.base import Capabilities, Turn
@@ -13,7 +11,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import AllowedToolsChoice, Tool
-from antiphon.protocol.unions import Tagged, Unknown
+from antiphon.protocol.unions import Tagged, Unknown, copy_struct
 
 
 class TranslatedTurn(msgspec.Struct, frozen=True):
@@ -26,7 +24,7 @@ class TranslatedTurn(msgspec.Struct, frozen=True):
 
     def extend(self, items: Items, *, max_tokens: int | None) -> "TranslatedTurn":
         """Return the turn with these items added, with the tools that are loaded by now."""
-        request = copy(self.turn.request)
+        request = copy_struct(self.turn.request)
         request.max_output_tokens = max_tokens
         request.tools = self.catalog.list_backend_tools(self.rules.allowed) or None
         turn = msgspec.structs.replace(self.turn, request=request, items=[*self.turn.items, *items])
@@ -76,7 +74,7 @@ def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
     if rules.must_call and not tools:
         message = "'tool_choice' requires a call, but there is no tool that could be called."
         raise InvalidRequest(message, param="tool_choice", code="invalid_value")
-    request = copy(request)
+    request = copy_struct(request)
     request.tools, request.tool_choice = (tools, choice) if tools else (None, None)
     items = translate_items(turn.items, catalog, custom="custom" in native.tools, images=native.images)
     return TranslatedTurn(msgspec.structs.replace(turn, request=request, items=items), catalog, rules, check)
