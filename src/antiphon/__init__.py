@@ -5,45 +5,161 @@ from typing import TYPE_CHECKING, Any
 from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, ServerError
 
 if TYPE_CHECKING:
+    from antiphon.agent.approvals import Approval
+    from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
+    from antiphon.agent.handoffs import Handoff, drop_tool_calls
     from antiphon.agent.limits import Limits, Prices
-    from antiphon.agent.outcome import Outcome
-    from antiphon.ledger import RunTaken
+    from antiphon.agent.outcome import (
+        AgentChanged,
+        ArgumentsDelta,
+        ModelEvent,
+        Notice,
+        Outcome,
+        ReasoningDelta,
+        RunEnded,
+        RunError,
+        RunEvent,
+        SubagentEvent,
+        TextDelta,
+        ToolFinished,
+        ToolProgress,
+        ToolStarted,
+        TurnFinished,
+        TurnRestarted,
+        TurnStarted,
+    )
+    from antiphon.agent.run_stream import RunStream
+    from antiphon.agent.transports.base import Transport
+    from antiphon.agent.transports.engine import LocalTransport
+    from antiphon.agent.transports.http import HttpTransport
+    from antiphon.ledger import Ledger, RunSummary, RunTaken
+    from antiphon.protocol.response import Usage
     from antiphon.runtime import Agent
-    from antiphon.store.ledger import SqliteLedger
-    from antiphon.tools.base import Tool, ToolContext, ToolResult
-    from antiphon.tools.function import tool
+    from antiphon.store.ledger import MemoryLedger, SqliteLedger
+    from antiphon.tools.base import (
+        ModelRetry,
+        PendingCall,
+        RunContext,
+        Tool,
+        ToolContext,
+        ToolInvocation,
+        ToolResult,
+        UsageCost,
+    )
+    from antiphon.tools.function import CallableTool, tool
+    from antiphon.tools.mcp import McpServer
 
     __version__: str
 
 __all__ = [
     "Agent",
+    "AgentChanged",
     "AntiphonError",
+    "Approval",
+    "ArgumentsDelta",
+    "Block",
+    "CallCheck",
+    "CallableTool",
     "ConfigError",
+    "Handoff",
+    "HttpTransport",
+    "InputCheck",
     "InvalidRequest",
+    "Ledger",
     "Limits",
+    "LocalTransport",
+    "McpServer",
+    "MemoryLedger",
+    "ModelEvent",
+    "ModelRetry",
+    "Notice",
     "Outcome",
+    "OutputCheck",
+    "PendingCall",
     "Prices",
+    "ReasoningDelta",
+    "Replace",
+    "ResultCheck",
+    "RunContext",
+    "RunEnded",
+    "RunError",
+    "RunEvent",
+    "RunStream",
+    "RunSummary",
     "RunTaken",
     "ServerError",
     "SqliteLedger",
+    "SubagentEvent",
+    "TextDelta",
     "Tool",
     "ToolContext",
+    "ToolFinished",
+    "ToolInvocation",
+    "ToolProgress",
     "ToolResult",
+    "ToolStarted",
+    "Transport",
+    "TurnFinished",
+    "TurnRestarted",
+    "TurnStarted",
+    "Usage",
+    "UsageCost",
     "__version__",
+    "drop_tool_calls",
     "tool",
 ]
 
 # The modules of the public names. They are imported at first use, because an agent takes longer to import.
 _MODULES = {
     "Agent": "antiphon.runtime",
+    "AgentChanged": "antiphon.agent.outcome",
+    "Approval": "antiphon.agent.approvals",
+    "ArgumentsDelta": "antiphon.agent.outcome",
+    "Block": "antiphon.agent.guardrails",
+    "CallCheck": "antiphon.agent.guardrails",
+    "CallableTool": "antiphon.tools.function",
+    "Handoff": "antiphon.agent.handoffs",
+    "HttpTransport": "antiphon.agent.transports.http",
+    "InputCheck": "antiphon.agent.guardrails",
+    "Ledger": "antiphon.ledger",
     "Limits": "antiphon.agent.limits",
+    "LocalTransport": "antiphon.agent.transports.engine",
+    "McpServer": "antiphon.tools.mcp",
+    "MemoryLedger": "antiphon.store.ledger",
+    "ModelEvent": "antiphon.agent.outcome",
+    "ModelRetry": "antiphon.tools.base",
+    "Notice": "antiphon.agent.outcome",
     "Outcome": "antiphon.agent.outcome",
+    "OutputCheck": "antiphon.agent.guardrails",
+    "PendingCall": "antiphon.tools.base",
     "Prices": "antiphon.agent.limits",
+    "ReasoningDelta": "antiphon.agent.outcome",
+    "Replace": "antiphon.agent.guardrails",
+    "ResultCheck": "antiphon.agent.guardrails",
+    "RunContext": "antiphon.tools.base",
+    "RunEnded": "antiphon.agent.outcome",
+    "RunError": "antiphon.agent.outcome",
+    "RunEvent": "antiphon.agent.outcome",
+    "RunStream": "antiphon.agent.run_stream",
+    "RunSummary": "antiphon.ledger",
     "RunTaken": "antiphon.ledger",
     "SqliteLedger": "antiphon.store.ledger",
+    "SubagentEvent": "antiphon.agent.outcome",
+    "TextDelta": "antiphon.agent.outcome",
     "Tool": "antiphon.tools.base",
     "ToolContext": "antiphon.tools.base",
+    "ToolFinished": "antiphon.agent.outcome",
+    "ToolInvocation": "antiphon.tools.base",
+    "ToolProgress": "antiphon.agent.outcome",
     "ToolResult": "antiphon.tools.base",
+    "ToolStarted": "antiphon.agent.outcome",
+    "Transport": "antiphon.agent.transports.base",
+    "TurnFinished": "antiphon.agent.outcome",
+    "TurnRestarted": "antiphon.agent.outcome",
+    "TurnStarted": "antiphon.agent.outcome",
+    "Usage": "antiphon.protocol.response",
+    "UsageCost": "antiphon.tools.base",
+    "drop_tool_calls": "antiphon.agent.handoffs",
     "tool": "antiphon.tools.function",
 }
 

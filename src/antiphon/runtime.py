@@ -7,29 +7,124 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from antiphon.agent import agent
+from antiphon.agent.definition import ConversationState
+from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.transports.base import Events, Transport
 from antiphon.errors import Unavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from antiphon.agent.guardrails import CallGuardrail, InputGuardrail, OutputGuardrail, ResultGuardrail
+    from antiphon.agent.handoffs import Handoff
     from antiphon.engine.engine import Engine
 
 T = TypeVar("T")
 Batch: TypeAlias = Sequence[Event | Unknown]
 
 
-class Agent(agent.Agent):
+class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
     __doc__ = f"""{agent.Agent.__doc__}
     Without a `base_url` or a `transport`, the model runs in this process, as configured in the settings.
     """
+
+    if TYPE_CHECKING:
+        # The second one is for unions and other types that are no classes, the third for checkers without TypeForm.
+
+        @overload
+        def __init__(
+            self,
+            *,
+            model: str,
+            base_url: str | None = None,
+            api_key: str | None = None,
+            transport: Transport | None = None,
+            name: str = "agent",
+            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
+            tools: agent.Tools[agent.DepsT_contra] = (),
+            deps_type: type[agent.DepsT_contra] | None = None,
+            output_type: type[agent.OutputT_co] | None = None,
+            limits: Limits | None = None,
+            prices: Prices | None = None,
+            conversation_state: ConversationState = "client",
+            settings: Mapping[str, Any] | None = None,
+            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
+            turn_retries: int = 2,
+            output_retries: int = 1,
+            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
+            input_guardrails: Sequence[InputGuardrail] = (),
+            output_guardrails: Sequence[OutputGuardrail] = (),
+            call_guardrails: Sequence[CallGuardrail] = (),
+            result_guardrails: Sequence[ResultGuardrail] = (),
+            state: ConversationState | None = None,
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self,
+            *,
+            model: str,
+            base_url: str | None = None,
+            api_key: str | None = None,
+            transport: Transport | None = None,
+            name: str = "agent",
+            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
+            tools: agent.Tools[agent.DepsT_contra] = (),
+            deps_type: type[agent.DepsT_contra] | None = None,
+            output_type: "TypeForm[agent.OutputT_co]",
+            limits: Limits | None = None,
+            prices: Prices | None = None,
+            conversation_state: ConversationState = "client",
+            settings: Mapping[str, Any] | None = None,
+            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
+            turn_retries: int = 2,
+            output_retries: int = 1,
+            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
+            input_guardrails: Sequence[InputGuardrail] = (),
+            output_guardrails: Sequence[OutputGuardrail] = (),
+            call_guardrails: Sequence[CallGuardrail] = (),
+            result_guardrails: Sequence[ResultGuardrail] = (),
+            state: ConversationState | None = None,
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: "Agent[agent.DepsT_contra, Any]",
+            *,
+            model: str,
+            base_url: str | None = None,
+            api_key: str | None = None,
+            transport: Transport | None = None,
+            name: str = "agent",
+            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
+            tools: agent.Tools[agent.DepsT_contra] = (),
+            deps_type: type[agent.DepsT_contra] | None = None,
+            output_type: Any,
+            limits: Limits | None = None,
+            prices: Prices | None = None,
+            conversation_state: ConversationState = "client",
+            settings: Mapping[str, Any] | None = None,
+            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
+            turn_retries: int = 2,
+            output_retries: int = 1,
+            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
+            input_guardrails: Sequence[InputGuardrail] = (),
+            output_guardrails: Sequence[OutputGuardrail] = (),
+            call_guardrails: Sequence[CallGuardrail] = (),
+            result_guardrails: Sequence[ResultGuardrail] = (),
+            state: ConversationState | None = None,
+        ) -> None: ...
+
+        def __init__(self, **options: Any) -> None: ...
 
     def _connect(self, base_url: str | None, api_key: str | None) -> Transport:
         return InProcessTransport() if base_url is None else super()._connect(base_url, api_key)

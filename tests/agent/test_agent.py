@@ -32,7 +32,7 @@ LOOK = call("look_up", {"city": "Bern"})
 
 async def test_server_state_sends_only_new_items(scripted: ScriptedModel) -> None:
     scripted.set_answers([LOOK], "Mild.")
-    outcome = await scripted.agent(tools=[look_up], state="server", instructions="Be brief.").run("Go.")
+    outcome = await scripted.agent(tools=[look_up], conversation_state="server", instructions="Be brief.").run("Go.")
     assert outcome.text == "Mild."
     first, second = scripted.sent
     assert (first["store"], second["store"], second["instructions"]) == (True, True, "Be brief.")
@@ -52,7 +52,7 @@ async def test_server_state_sends_only_new_items(scripted: ScriptedModel) -> Non
 )
 async def test_server_that_lost_a_response_gets_the_whole_history(scripted: ScriptedModel, error: Exception) -> None:
     scripted.set_answers([LOOK], "Mild.")
-    events = scripted.agent(tools=[look_up], state="server").run_stream("Go.")
+    events = scripted.agent(tools=[look_up], conversation_state="server").run_stream("Go.")
     async for event in events:
         if len(scripted.sent) == 1 and not scripted.transport.refusals:
             scripted.transport.refusals.append(error)
@@ -75,7 +75,7 @@ async def test_server_that_ignores_the_previous_response_is_detected() -> None:
         assert isinstance(scripted, UpstreamModel)
         scripted.set_answers([LOOK])
         events = []
-        async for event in scripted.agent(tools=[look_up], state="server").run_stream("Go."):
+        async for event in scripted.agent(tools=[look_up], conversation_state="server").run_stream("Go."):
             if isinstance(event, ToolStarted):
                 # The scripted server starts again: its first response continues no other.
                 scripted.set_answers("What?", "Mild.")
@@ -202,9 +202,9 @@ async def test_resuming_a_finished_run_repeats_its_outcome(
 ) -> None:
     in_process.set_answers(*references)
     agent = in_process.agent(tools=[look_up])
-    first = await agent.run("Go.", durable=ledger, run_id="run_1")
+    first = await agent.run("Go.", ledger=ledger, run_id="run_1")
     request, written = len(in_process.sent), len(await ledger.read("run_1"))
-    assert await agent.resume("run_1", durable=ledger) == first
+    assert await agent.resume("run_1", ledger=ledger) == first
     assert (len(in_process.sent), len(await ledger.read("run_1"))) == (request, written)
 
 
@@ -219,14 +219,14 @@ async def test_run_that_ended_at_a_limit_resumes_with_a_higher_one(in_process: S
 
 async def test_unknown_run_cannot_be_resumed(in_process: ScriptedModel, ledger: Ledger) -> None:
     with pytest.raises(InvalidRequest, match="There is no run with id 'run_x'") as raised:
-        await in_process.agent().resume("run_x", durable=ledger)
+        await in_process.agent().resume("run_x", ledger=ledger)
     assert (raised.value.param, raised.value.code) == ("run_id", "run_not_found")
 
 
 async def test_resume_by_id_requires_a_ledger(in_process: ScriptedModel) -> None:
     with pytest.raises(InvalidRequest, match="To resume a run by its id, pass its ledger") as raised:
         await in_process.agent().resume("run_x")
-    assert raised.value.param == "durable"
+    assert raised.value.param == "ledger"
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,15 @@ async def test_invalid_state_is_rejected(in_process: ScriptedModel, state: bytes
 async def test_unreadable_entries_are_rejected(in_process: ScriptedModel, ledger: Ledger) -> None:
     await ledger.append("run_1", 0, b'{"entry": "Dreamt"}')
     with pytest.raises(InvalidRequest, match="The entries of the run 'run_1' cannot be read: ") as raised:
-        await in_process.agent().resume("run_1", durable=ledger)
+        await in_process.agent().resume("run_1", ledger=ledger)
     assert raised.value.code == "invalid_state"
 
 
 async def test_run_id_cannot_be_reused(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers("Mild.")
-    await in_process.agent().run("Go.", durable=ledger, run_id="run_1")
+    await in_process.agent().run("Go.", ledger=ledger, run_id="run_1")
     with pytest.raises(InvalidRequest, match="A run with id 'run_1' exists already: resume it") as raised:
-        await in_process.agent().run("Go.", durable=ledger, run_id="run_1")
+        await in_process.agent().run("Go.", ledger=ledger, run_id="run_1")
     assert (raised.value.param, raised.value.code) == ("run_id", "run_exists")
 
 
@@ -275,7 +275,10 @@ def plain(city: str) -> str:
         (lambda: Agent(model="m", tools=[look_up, look_up]), "There are two tools called 'look_up'."),
         (lambda: Agent(model="m", tools=[plain]), "plain is not a tool: decorate it with @tool."),  # type: ignore[list-item]
         (lambda: Agent(model="m", limits=Limits(cost=1.0)), "The limit 'cost' requires 'prices'."),
-        (lambda: Agent(model="m", state="cloud"), "state: 'cloud' is not one of client, server."),  # type: ignore[arg-type]
+        (
+            lambda: Agent(model="m", conversation_state="cloud"),
+            "conversation_state: 'cloud' is not one of client, server.",
+        ),  # type: ignore[arg-type]
         (lambda: Agent(model="m", name="a", output_type=dict[str, int]), "a.output_type: strict mode cannot express"),
         (lambda: BareAgent(model="m"), "An agent requires a base_url or a transport."),
         (lambda: Limits(turns=0), "The limit 'turns' must be at least 1."),
@@ -350,15 +353,15 @@ async def test_task_of_another_type_is_rejected(in_process: ScriptedModel, task:
 
 @pytest.mark.parametrize("content", ["caf\udce9", object()])
 async def test_task_that_is_not_json_is_rejected(in_process: ScriptedModel, ledger: Ledger, content: Any) -> None:
-    for durable in (None, ledger):
+    for used in (None, ledger):
         with pytest.raises(InvalidRequest, match="The task cannot be encoded as JSON: ") as raised:
-            await in_process.agent().run([{"role": "user", "content": content}], durable=durable)
+            await in_process.agent().run([{"role": "user", "content": content}], ledger=used)
         assert raised.value.param == "task"
     assert await ledger.runs() == []
 
 
-async def test_durable_that_is_no_ledger_is_rejected(scripted: ScriptedModel) -> None:
+async def test_value_that_is_no_ledger_is_rejected(scripted: ScriptedModel) -> None:
     path: Any = "runs.db"
-    with pytest.raises(ConfigError, match=r"durable: expected a ledger such as SqliteLedger\(path\), got str"):
-        await scripted.agent(tools=[look_up]).run("Go.", durable=path)
+    with pytest.raises(ConfigError, match=r"ledger: expected a ledger such as SqliteLedger\(path\), got str"):
+        await scripted.agent(tools=[look_up]).run("Go.", ledger=path)
     assert scripted.sent == []

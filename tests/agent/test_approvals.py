@@ -73,12 +73,12 @@ async def test_call_without_verdict_stays_pending(in_process: ScriptedModel, led
     paid: list[int] = []
     in_process.set_answers([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")
     agent = in_process.agent(tools=[make_pay(paid)])
-    await agent.run("Go.", durable=ledger, run_id="run_1")
-    again = await agent.resume("run_1", durable=ledger)
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, len(again.pending), paid) == ("needs_approval", 2, [])
-    half = await agent.resume("run_1", durable=ledger, approvals={"call_q": True})
+    half = await agent.resume("run_1", ledger=ledger, approvals={"call_q": True})
     assert ([each.call_id for each in half.pending], paid) == (["call_p"], [7])
-    done = await agent.resume("run_1", durable=ledger, approvals={"call_p": True})
+    done = await agent.resume("run_1", ledger=ledger, approvals={"call_p": True})
     assert (done.kind, paid) == ("final", [7, 5])
 
 
@@ -106,12 +106,12 @@ async def test_second_approval_fails_and_the_call_runs_once(in_process: Scripted
     paid: list[int] = []
     in_process.set_answers([PAY], "Done.")
     agent = in_process.agent(tools=[make_pay(paid)])
-    outcome = await agent.run("Go.", durable=ledger)
+    outcome = await agent.run("Go.", ledger=ledger)
     state = outcome.state
     assert state is not None
-    await agent.resume(state, approvals={"call_p": True}, durable=ledger)
+    await agent.resume(state, approvals={"call_p": True}, ledger=ledger)
     with pytest.raises(InvalidRequest, match="No call 'call_p' waits for approval in this run") as raised:
-        await agent.resume(state, approvals={"call_p": True}, durable=ledger)
+        await agent.resume(state, approvals={"call_p": True}, ledger=ledger)
     assert raised.value.param == "approvals"
     assert paid == [5]
 
@@ -138,9 +138,9 @@ async def test_one_of_two_simultaneous_approvals_fails(in_process: ScriptedModel
     paid: list[int] = []
     in_process.set_answers([PAY], "Done.")
     agent, ledger = in_process.agent(tools=[make_pay(paid)]), Together()
-    outcome = await agent.run("Go.", durable=ledger)
+    outcome = await agent.run("Go.", ledger=ledger)
     ledger.expect_two()
-    resumed = (agent.resume(outcome.run_id, approvals={"call_p": True}, durable=ledger) for _ in range(2))
+    resumed = (agent.resume(outcome.run_id, approvals={"call_p": True}, ledger=ledger) for _ in range(2))
     ends = await asyncio.gather(*resumed, return_exceptions=True)
     (error,) = (end for end in ends if isinstance(end, BaseException))
     assert isinstance(error, RunTaken)
@@ -226,11 +226,11 @@ async def test_subagent_call_is_denied_in_the_parent_run(in_process: ScriptedMod
     in_process.set_answers([call("assistant", {"input": "Pay 5."}, "call_a")], [PAY], "I may not.", "It is not paid.")
     assistant = in_process.agent(name="assistant", tools=[make_pay(paid)])
     agent = in_process.agent(tools=[assistant.as_tool("assistant", "Pays.")])
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert [each.call_id for each in outcome.pending] == ["call_a/call_p"]
-    waiting = await agent.resume("run_1", durable=ledger)
+    waiting = await agent.resume("run_1", ledger=ledger)
     assert waiting.pending == outcome.pending
-    resumed = await agent.resume("run_1", approvals={"call_a/call_p": "No money."}, durable=ledger)
+    resumed = await agent.resume("run_1", approvals={"call_a/call_p": "No money."}, ledger=ledger)
     assert (resumed.kind, resumed.text, paid) == ("final", "It is not paid.", [])
     assert json.loads(outputs_of(in_process.sent[-2])[0][1]) == {"error": "No money."}
 

@@ -110,10 +110,10 @@ async def test_budget_spent_before_pause_counts_after_resume(in_process: Scripte
         return in_process.agent(tools=[expert.as_tool("expert", "Knows.")], limits=Limits(tokens=1500))
 
     in_process.set_answers(ASK, [call("pay", {"amount": 5}), usage(1000, 10)], look("A"), "Enough.")
-    paused = await make().run("Go.", durable=ledger, run_id="run_1")
+    paused = await make().run("Go.", ledger=ledger, run_id="run_1")
     assert paused.kind == "needs_approval"
     approvals = {each.call_id: True for each in paused.pending}
-    outcome: Outcome = await make().resume("run_1", approvals=approvals, durable=ledger)
+    outcome: Outcome = await make().resume("run_1", approvals=approvals, ledger=ledger)
     assert (outcome.kind, outcome.text, len(in_process.sent)) == ("budget", "Enough.", 4)
 
 

@@ -90,7 +90,7 @@ async def test_estimate_includes_history_stored_on_the_server() -> None:
         async with open_scripted("upstream") as scripted:
             set_endless_calls(scripted, None)
             events, _ = await watch(
-                scripted.agent(tools=[look_up], limits=Limits(turns=4), state=state).run_stream("Go.")
+                scripted.agent(tools=[look_up], limits=Limits(turns=4), conversation_state=state).run_stream("Go.")
             )
             read.append([event.usage.input_tokens for event in events if isinstance(event, TurnFinished)])
     assert read[0] == read[1]

@@ -52,7 +52,7 @@ async def test_blocked_input_ends_the_run_before_the_first_turn(
 
     agent = in_process.agent(input_guardrails=[adapt(refuse)])
     in_process.set_answers("Hello.")
-    outcome = await agent.run("The weather?", durable=ledger, run_id="run_1")
+    outcome = await agent.run("The weather?", ledger=ledger, run_id="run_1")
     assert (outcome.kind, outcome.error, outcome.text, outcome.state) == (
         "blocked",
         RunError("input_guardrail", "no weather talk"),
@@ -66,7 +66,7 @@ async def test_blocked_input_ends_the_run_before_the_first_turn(
         [{"role": "user", "content": "The weather?"}],
     )
     # A blocked run is finished.
-    again = await agent.resume("run_1", durable=ledger)
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.error, in_process.sent) == ("blocked", outcome.error, [])
     assert (await agent.run("Hi!")).kind == "final"
 
@@ -80,10 +80,10 @@ async def test_guardrail_replaces_the_input(in_process: ScriptedModel, ledger: L
 
     in_process.set_answers("Hello.")
     agent = in_process.agent(input_guardrails=[adapt(redact), adapt(require_redacted)])
-    outcome = await agent.run("My pin is 4711.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("My pin is 4711.", ledger=ledger, run_id="run_1")
     replaced = {"role": "user", "content": "My pin is ****."}
     assert (in_process.sent[0]["input"], outcome.history[0]) == ([replaced], replaced)
-    assert (await agent.resume("run_1", durable=ledger)).history == outcome.history
+    assert (await agent.resume("run_1", ledger=ledger)).history == outcome.history
 
 
 async def test_text_of_an_input_is_that_of_the_new_messages(in_process: ScriptedModel) -> None:
@@ -106,10 +106,10 @@ async def test_input_guardrails_run_again_if_the_run_was_interrupted_before_its_
             crashed.append(copy.deepcopy(self))
 
     in_process.set_answers("Hello.")
-    await in_process.agent().run("Hi!", durable=Watched(), run_id="run_1")
+    await in_process.agent().run("Hi!", ledger=Watched(), run_id="run_1")
     guarded = in_process.agent(input_guardrails=[lambda _: Block("no")])
-    assert (await guarded.resume("run_1", durable=crashed[0])).kind == "blocked"
-    assert (await guarded.resume("run_1", durable=crashed[1])).kind == "final"
+    assert (await guarded.resume("run_1", ledger=crashed[0])).kind == "blocked"
+    assert (await guarded.resume("run_1", ledger=crashed[1])).kind == "final"
 
 
 # Output
@@ -121,10 +121,10 @@ async def test_blocked_output_is_not_in_the_outcome(in_process: ScriptedModel, l
 
     in_process.set_answers("The secret is 42.")
     agent = in_process.agent(output_guardrails=[adapt(refuse)])
-    outcome = await agent.run("Tell me.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Tell me.", ledger=ledger, run_id="run_1")
     expected = ("blocked", None, "", RunError("output_guardrail", "no secrets"))
     assert (outcome.kind, outcome.output, outcome.text, outcome.error) == expected
-    again = await agent.resume("run_1", durable=ledger)
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.output, again.text, again.error) == expected
 
 
@@ -137,10 +137,10 @@ async def test_guardrail_replaces_the_output(in_process: ScriptedModel, ledger: 
 
     in_process.set_answers([{"reasoning": "Hm."}, {"text": "It is 42."}])
     agent = in_process.agent(output_guardrails=[adapt(redact)])
-    outcome = await agent.run("Tell me.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Tell me.", ledger=ledger, run_id="run_1")
     assert (outcome.kind, outcome.output, outcome.text) == ("final", "It is **.", "It is **.")
     assert "It is 42." not in json.dumps(outcome.history)
-    again = await agent.resume("run_1", durable=ledger)
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.output, again.text, again.history) == (outcome.output, outcome.text, outcome.history)
     assert calls == ["It is 42."]
 
@@ -148,9 +148,9 @@ async def test_guardrail_replaces_the_output(in_process: ScriptedModel, ledger: 
 async def test_guardrail_replaces_a_typed_output(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers('{"value": [1, 2]}')
     agent = in_process.agent(output_type=list[int], output_guardrails=[lambda check: Replace([*check.output, 3])])
-    outcome = await agent.run("Count.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Count.", ledger=ledger, run_id="run_1")
     assert (outcome.output, outcome.text) == ([1, 2, 3], '{"value":[1,2,3]}')
-    assert (await agent.resume("run_1", durable=ledger)).output == [1, 2, 3]
+    assert (await agent.resume("run_1", ledger=ledger)).output == [1, 2, 3]
     broken = in_process.agent(output_type=list[int], output_guardrails=[lambda _: Replace("three")])
     failed = await broken.run("Count.")
     assert failed.error is not None
@@ -225,10 +225,10 @@ async def test_blocked_call_ends_the_run_and_no_call_of_the_turn_runs(
 
     in_process.set_answers([call("pay", {"amount": 1}, "call_1"), call("pay", {"amount": 500}, "call_2")], "Done.")
     agent = in_process.agent(tools=[pay], call_guardrails=[adapt(refuse)])
-    outcome = await agent.run("Pay.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Pay.", ledger=ledger, run_id="run_1")
     assert (outcome.kind, outcome.error, made) == ("blocked", RunError("call_guardrail", "too much"), [])
     assert [item["call_id"] for item in outcome.history[-2:]] == ["call_1", "call_2"]
-    assert ((await agent.resume("run_1", durable=ledger)).kind, made) == ("blocked", [])
+    assert ((await agent.resume("run_1", ledger=ledger)).kind, made) == ("blocked", [])
 
 
 async def test_call_is_sent_back_with_a_message(in_process: ScriptedModel, adapt: Any) -> None:
@@ -257,9 +257,9 @@ async def test_replaced_arguments_are_approved_and_used(in_process: ScriptedMode
 
     in_process.set_answers([call("pay", {"amount": 500}, "call_p")], "Done.")
     agent = in_process.agent(tools=[pay], call_guardrails=[cap])
-    paused = await agent.run("Pay.", durable=ledger, run_id="run_1")
+    paused = await agent.run("Pay.", ledger=ledger, run_id="run_1")
     assert [each.arguments for each in paused.pending] == ['{"amount":99}']
-    outcome = await agent.resume("run_1", approvals={"call_p": True}, durable=ledger)
+    outcome = await agent.resume("run_1", approvals={"call_p": True}, ledger=ledger)
     assert (outcome.kind, checked) == ("final", ['{"amount":500}'])
     assert outputs_of(in_process.sent[-1]) == [("call_p", "paid 99")]
 
@@ -279,9 +279,9 @@ async def test_call_that_has_begun_is_not_checked_again(in_process: ScriptedMode
 
     in_process.set_answers([call("pay", {}, "call_p")], "Done.", "Done.")
     agent = in_process.agent(tools=[pay], call_guardrails=[lambda _: verdicts[0]])
-    assert (await agent.run("Pay.", durable=ledger, run_id="run_1")).kind == "final"
+    assert (await agent.run("Pay.", ledger=ledger, run_id="run_1")).kind == "final"
     verdicts[0] = Block("closed now")
-    assert (await agent.resume("run_1", durable=crashed[0])).kind == "final"
+    assert (await agent.resume("run_1", ledger=crashed[0])).kind == "final"
     assert keys == ["run_1:1:0"] * 2
 
 
@@ -310,7 +310,7 @@ async def test_guardrail_replaces_a_result(in_process: ScriptedModel, ledger: Le
 
     in_process.set_answers([LOOK], "Mild.")
     agent = in_process.agent(tools=[look_up], result_guardrails=[adapt(redact)])
-    await agent.run("Go.", durable=ledger, run_id="run_1")
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert outputs_of(in_process.sent[-1]) == [("call_l", '{"city":"Bern","tool":"look_up"}')]
     assert not any(b"mild" in entry for entry in await ledger.read("run_1"))
 
@@ -341,11 +341,11 @@ async def test_blocked_result_ends_the_run_after_one_effect(
 
     in_process.set_answers([call("pay", {}, "call_p"), LOOK], "Done.")
     agent = in_process.agent(tools=[pay, look_up], result_guardrails=[adapt(refuse)])
-    outcome = await agent.run("Pay.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Pay.", ledger=ledger, run_id="run_1")
     assert (outcome.kind, outcome.error) == ("blocked", RunError("result_guardrail", "an account number"))
     outputs = [item["output"] for item in outcome.history if item.get("type") == "function_call_output"]
     assert (error_of(outputs[0]), outputs[1]) == (WITHHELD, "Bern: mild")
-    again = await agent.resume("run_1", durable=ledger)
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.error, keys, len(in_process.sent)) == ("blocked", outcome.error, ["run_1:1:0"], 1)
 
 
@@ -363,12 +363,12 @@ async def test_failed_guardrail_stops_the_run_before_the_effect(in_process: Scri
         broken[0] = True
         in_process.set_answers([LOOK], "Mild.")
         agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [check]})
-        outcome = await agent.run("Go.", durable=ledger, run_id=f"run_{stage}")
+        outcome = await agent.run("Go.", ledger=ledger, run_id=f"run_{stage}")
         assert outcome.error is not None
         assert (outcome.kind, outcome.error.code) == ("failed", "guardrail_failed")
         assert outcome.error.message == "The guardrail 'check' failed: ZeroDivisionError: oops."
         broken[0] = False
-        assert (await agent.resume(f"run_{stage}", durable=ledger)).text == "Mild."
+        assert (await agent.resume(f"run_{stage}", ledger=ledger)).text == "Mild."
 
 
 async def test_failed_result_guardrail_leaves_the_call_open(in_process: ScriptedModel, ledger: Ledger) -> None:
@@ -386,12 +386,12 @@ async def test_failed_result_guardrail_leaves_the_call_open(in_process: Scripted
 
     in_process.set_answers([call("pay", {}, "call_p")], "Done.")
     agent = in_process.agent(tools=[pay], result_guardrails=[check])
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert outcome.error is not None
     reason = "it returned str, not None, Replace or Block"
     assert (outcome.kind, reason in outcome.error.message) == ("failed", True)
     broken[0] = False
-    assert ((await agent.resume("run_1", durable=ledger)).kind, keys) == ("final", ["run_1:1:0"] * 2)
+    assert ((await agent.resume("run_1", ledger=ledger)).kind, keys) == ("final", ["run_1:1:0"] * 2)
 
 
 def test_guardrail_that_is_not_callable_is_rejected(in_process: ScriptedModel) -> None:

@@ -104,11 +104,11 @@ async def test_filter_changes_what_the_next_agent_reads_and_not_the_outcome(
     in_process.set_answers([call("look_up", {"city": "Bern"})], [TO_BILLING], "Paid.", [call("pay", {}, "call_2")])
     billing = in_process.agent(name="billing")
     triage = in_process.agent(name="triage", tools=[look_up], handoffs=[Handoff(billing, input_filter=drop_tool_calls)])
-    outcome = await triage.run("Pay.", durable=ledger, run_id="run_1")
+    outcome = await triage.run("Pay.", ledger=ledger, run_id="run_1")
     assert in_process.sent[-1]["input"] == [{"role": "user", "content": "Pay."}]
     kinds = ["message", "function_call", "function_call_output", "function_call", "function_call_output", "message"]
     assert [item.get("type", "message") for item in outcome.history] == kinds
-    assert (await triage.resume("run_1", durable=ledger)).history == outcome.history
+    assert (await triage.resume("run_1", ledger=ledger)).history == outcome.history
 
 
 async def test_async_filter_gets_the_handoff(in_process: ScriptedModel) -> None:
@@ -146,13 +146,13 @@ async def test_handoff_waits_for_the_approval_of_other_calls(in_process: Scripte
 
     in_process.set_answers([TO_BILLING, call("pay", {}, "call_p")], "Paid.")
     triage = in_process.agent(name="triage", tools=[pay], handoffs=[in_process.agent(name="billing")])
-    paused = await triage.run("Pay.", durable=ledger, run_id="run_1")
+    paused = await triage.run("Pay.", ledger=ledger, run_id="run_1")
     assert (paused.kind, paused.agent, [each.call_id for each in paused.pending]) == (
         "needs_approval",
         "triage",
         ["call_p"],
     )
-    outcome = await triage.resume("run_1", approvals={"call_p": True}, durable=ledger)
+    outcome = await triage.resume("run_1", approvals={"call_p": True}, ledger=ledger)
     assert (outcome.kind, outcome.agent) == ("final", "billing")
     assert outputs_of(in_process.sent[-1]) == [("call_h", HANDED_OVER), ("call_p", "paid")]
 
@@ -244,18 +244,18 @@ async def test_resumed_run_goes_on_in_the_right_agent(in_process: ScriptedModel,
     in_process.set_answers([TO_BILLING], [call("pay", {}, "call_p")], "Paid.")
     billing = in_process.agent(name="billing", instructions="You pay.", tools=[pay])
     triage = in_process.agent(name="triage", handoffs=[billing])
-    paused = await triage.run("Pay.", durable=ledger, run_id="run_1")
+    paused = await triage.run("Pay.", ledger=ledger, run_id="run_1")
     assert (paused.kind, paused.agent) == ("needs_approval", "billing")
     alone = in_process.agent(name="triage")
     with pytest.raises(
         InvalidRequest, match="handed over to the agent 'billing', and no handoff of 'triage'"
     ) as raised:
-        await alone.resume("run_1", approvals={"call_p": True}, durable=ledger)
+        await alone.resume("run_1", approvals={"call_p": True}, ledger=ledger)
     assert (raised.value.param, raised.value.code) == ("run", "unknown_agent")
-    outcome = await triage.resume("run_1", approvals={"call_p": True}, durable=ledger)
+    outcome = await triage.resume("run_1", approvals={"call_p": True}, ledger=ledger)
     assert (outcome.kind, outcome.agent, in_process.sent[-1]["instructions"]) == ("final", "billing", "You pay.")
     assert outputs_of(in_process.sent[-1])[-1] == ("call_p", "run_1:2:0")
-    assert (await triage.resume("run_1", durable=ledger)).agent == "billing"
+    assert (await triage.resume("run_1", ledger=ledger)).agent == "billing"
 
 
 async def test_handoff_survives_a_crash_after_every_entry(in_process: ScriptedModel) -> None:
@@ -278,13 +278,13 @@ async def test_handoff_survives_a_crash_after_every_entry(in_process: ScriptedMo
     handoff = Handoff(billing, on_handoff=note, input_filter=keep_messages)
     triage = in_process.agent(name="triage", handoffs=[handoff])
     in_process.set_answers(*answers)
-    outcome = await triage.run("Pay.", durable=Watched(), run_id="run_1")
+    outcome = await triage.run("Pay.", ledger=Watched(), run_id="run_1")
     assert (outcome.agent, noted) == ("billing", ["run_1:1:0"])
     states = list(crashed)
     for ledger in states:
         turns = sum(b'"Answered"' in entry for entry in await ledger.read("run_1"))
         in_process.set_answers(*answers[turns:] or ["Unused."])
-        outcome = await triage.resume("run_1", durable=ledger)
+        outcome = await triage.resume("run_1", ledger=ledger)
         assert (outcome.kind, outcome.agent, outcome.text, outcome.tool_calls) == ("final", "billing", "Mild.", 2)
     # One crash was after the intent and before the handoff was recorded: it is repeated with the same key.
     assert set(noted) == {"run_1:1:0"}
@@ -324,9 +324,9 @@ async def test_subagent_can_hand_its_run_over(in_process: ScriptedModel, ledger:
     billing = in_process.agent(name="billing", tools=[pay])
     triage = in_process.agent(name="triage", handoffs=[billing])
     agent = in_process.agent(tools=[triage.as_tool("expert", "Pays.")])
-    paused = await agent.run("Go.", durable=ledger, run_id="run_1")
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert [each.call_id for each in paused.pending] == ["call_e/call_p"]
-    outcome = await agent.resume("run_1", approvals={"call_e/call_p": True}, durable=ledger)
+    outcome = await agent.resume("run_1", approvals={"call_e/call_p": True}, ledger=ledger)
     assert (outcome.kind, outcome.agent, outcome.text) == ("final", "agent", "It is paid.")
 
 
@@ -345,10 +345,10 @@ async def test_cancelled_run_of_the_second_agent_is_resumed(in_process: Scripted
 
     in_process.set_answers([TO_BILLING], [call("pay", {}, "call_p")], "Paid.")
     agent: Agent = in_process.agent(name="triage", handoffs=[in_process.agent(name="billing", tools=[pay])])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    outcome = await agent.resume("run_1", durable=ledger)
+    outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, outcome.agent, keys) == ("final", "billing", ["run_1:2:0"] * 2)

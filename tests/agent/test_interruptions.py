@@ -51,15 +51,15 @@ async def test_approved_call_that_a_crash_interrupted_asks_again(in_process: Scr
     agent = in_process.agent(tools=[payments.make_tool()])
     for _ in range(depth):
         agent = in_process.agent(tools=[agent.as_tool("expert", "Pays.")])
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     (pending,) = outcome.pending
-    assert (await agent.resume("run_1", approvals={pending.call_id: True}, durable=ledger)).kind == "final"
+    assert (await agent.resume("run_1", approvals={pending.call_id: True}, ledger=ledger)).kind == "final"
     (crashed,) = payments.crashed
     for _ in range(3):
-        outcome = await agent.resume("run_1", durable=crashed)
+        outcome = await agent.resume("run_1", ledger=crashed)
         assert (outcome.kind, [each.call_id for each in outcome.pending]) == ("needs_approval", [pending.call_id])
     assert len(payments.keys) == 1
-    outcome = await agent.resume("run_1", approvals={pending.call_id: True}, durable=crashed)
+    outcome = await agent.resume("run_1", approvals={pending.call_id: True}, ledger=crashed)
     assert (outcome.kind, set(payments.keys), len(payments.keys)) == ("final", {payments.keys[0]}, 2)
 
 
@@ -69,7 +69,7 @@ async def test_approval_is_not_lost_before_the_subagent_uses_it(in_process: Scri
     in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY], *["Done."] * 4)
     expert = in_process.agent(tools=[payments.make_tool()])
     agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
-    (pending,) = (await agent.run("Go.", durable=ledger, run_id="run_1")).pending
+    (pending,) = (await agent.run("Go.", ledger=ledger, run_id="run_1")).pending
     crashed: list[MemoryLedger] = []
 
     class Watched(MemoryLedger):
@@ -80,10 +80,10 @@ async def test_approval_is_not_lost_before_the_subagent_uses_it(in_process: Scri
 
     watched = Watched()
     watched.__dict__.update(copy.deepcopy(ledger.__dict__))
-    await agent.resume("run_1", approvals={pending.call_id: True}, durable=watched)
+    await agent.resume("run_1", approvals={pending.call_id: True}, ledger=watched)
     assert len(crashed) >= 3
     # The entry before the call uses the approval up: after it, whether the payment was made is not known.
-    kinds = [(await agent.resume("run_1", durable=each)).kind for each in crashed]
+    kinds = [(await agent.resume("run_1", ledger=each)).kind for each in crashed]
     assert kinds == ["final"] * (len(crashed) - 1) + ["needs_approval"]
 
 
@@ -113,7 +113,7 @@ async def test_stopped_call_is_treated_as_after_a_crash(
         agent = in_process.agent(tools=[agent.as_tool("expert", "Acts.")])
     ledger = MemoryLedger() if stored else None
     cancel = asyncio.Event()
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1", cancel=cancel))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1", cancel=cancel))
     await begun.wait()
     run: str | bytes = "run_1"
     if way == "event":
@@ -125,12 +125,12 @@ async def test_stopped_call_is_treated_as_after_a_crash(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    outcome = await agent.resume(run, durable=ledger)
+    outcome = await agent.resume(run, ledger=ledger)
     if policy == "ask":
         (pending,) = outcome.pending
         assert len(keys) == 1
         again: str | bytes = "run_1" if stored else outcome.state or b""
-        outcome = await agent.resume(again, approvals={pending.call_id: False}, durable=ledger)
+        outcome = await agent.resume(again, approvals={pending.call_id: False}, ledger=ledger)
     assert (outcome.kind, len(keys), len(set(keys))) == ("final", effects, 1)
 
 
@@ -142,7 +142,7 @@ async def test_time_without_a_process_does_not_count(in_process: ScriptedModel) 
     await ledger.append("run_1", 0, msgspec.json.encode(entry))
     clock[0] = time.time()
     in_process.set_answers("Done.")
-    outcome = await in_process.agent(limits=Limits(seconds=60)).resume("run_1", durable=ledger)
+    outcome = await in_process.agent(limits=Limits(seconds=60)).resume("run_1", ledger=ledger)
     assert outcome.kind == "final"
 
 
@@ -213,9 +213,9 @@ async def test_calls_and_usage_of_subagents_count_once(in_process: ScriptedModel
     in_process.set_answers(ask, [PAY, usage(100, 20)], [{"text": "Paid."}, usage(7, 3)], [{"text": "Ok."}, usage(1, 1)])
     expert = in_process.agent(tools=[pay])
     agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
-    paused = await agent.run("Go.", durable=ledger, run_id="run_1")
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert (paused.kind, paused.usage.total_tokens, paused.tool_calls) == ("needs_approval", 131, 1)
-    outcome = await agent.resume("run_1", approvals={"call_e/call_p": True}, durable=ledger)
+    outcome = await agent.resume("run_1", approvals={"call_e/call_p": True}, ledger=ledger)
     assert (outcome.kind, outcome.usage.total_tokens, outcome.tool_calls) == ("final", 143, 2)
 
 
@@ -243,12 +243,12 @@ async def test_stored_run_cannot_be_resumed_without_its_ledger(in_process: Scrip
 
     in_process.set_answers([PAY], "Done.")
     agent = in_process.agent(tools=[pay])
-    paused = await agent.run("Go.", durable=ledger, run_id="run_1")
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert paused.state is not None
     with pytest.raises(InvalidRequest, match="The run 'run_1' is in a ledger") as raised:
         await agent.resume(paused.state, approvals={"call_p": True})
-    assert (raised.value.param, payments) == ("durable", [])
-    assert (await agent.resume(paused.state, approvals={"call_p": True}, durable=ledger)).kind == "final"
+    assert (raised.value.param, payments) == ("ledger", [])
+    assert (await agent.resume(paused.state, approvals={"call_p": True}, ledger=ledger)).kind == "final"
 
 
 async def test_run_of_another_agent_is_not_resumed(in_process: ScriptedModel, ledger: Ledger) -> None:
@@ -259,21 +259,21 @@ async def test_run_of_another_agent_is_not_resumed(in_process: ScriptedModel, le
         """Pay."""
         return f"paid {amount}"
 
-    await in_process.agent(name="payer", tools=[pay]).run("Go.", durable=ledger, run_id="run_1")
+    await in_process.agent(name="payer", tools=[pay]).run("Go.", ledger=ledger, run_id="run_1")
     other = in_process.agent(name="reader", tools=[pay])
     with pytest.raises(InvalidRequest, match="is of the agent 'payer', not of 'reader'") as raised:
-        await other.resume("run_1", approvals={"call_p": True}, durable=ledger)
+        await other.resume("run_1", approvals={"call_p": True}, ledger=ledger)
     assert (raised.value.param, raised.value.code) == ("run", "other_agent")
-    assert (await other.resume("run_1", approvals={"call_p": True}, durable=ledger, force=True)).kind == "final"
+    assert (await other.resume("run_1", approvals={"call_p": True}, ledger=ledger, force=True)).kind == "final"
 
 
 async def test_run_at_its_limit_goes_on_with_a_higher_one(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers([call("look_up", {"city": "A"})], [call("look_up", {"city": "B"})], "It is mild in both.")
     limits = Limits(turns=1, wrap_up=False)
-    outcome = await in_process.agent(tools=[look_up], limits=limits).run("Go.", durable=ledger, run_id="run_1")
+    outcome = await in_process.agent(tools=[look_up], limits=limits).run("Go.", ledger=ledger, run_id="run_1")
     assert (outcome.kind, outcome.turns) == ("max_turns", 1)
     more = in_process.agent(tools=[look_up], limits=Limits(turns=3))
-    outcome = await more.resume("run_1", durable=ledger)
+    outcome = await more.resume("run_1", ledger=ledger)
     assert (outcome.kind, outcome.text, outcome.turns) == ("final", "It is mild in both.", 3)
 
 
@@ -284,7 +284,7 @@ async def test_long_output_is_shortened_for_the_model_only(in_process: ScriptedM
         return "a" * 300_000 + "b" * 10_000_000 + "c" * 100_000
 
     in_process.set_answers([call("dump")], "Done.")
-    assert (await in_process.agent(tools=[dump]).run("Go.", durable=ledger, run_id="run_1")).kind == "final"
+    assert (await in_process.agent(tools=[dump]).run("Go.", ledger=ledger, run_id="run_1")).kind == "final"
     ((_, seen),) = outputs_of(in_process.sent[-1])
     middle = "\n[10,000,000 of 10,400,000 characters were left out here.]\n"
     assert seen == "a" * 300_000 + middle + "c" * 100_000
@@ -339,10 +339,10 @@ async def test_run_goes_on_with_a_higher_limit_after_its_last_answer(
         [call("look_up", {"city": "C"}), usage(10, 1)],
         "It is mild.",
     )
-    outcome = await in_process.agent(tools=[look_up], limits=low).run("Go.", durable=ledger, run_id="run_1")
+    outcome = await in_process.agent(tools=[look_up], limits=low).run("Go.", ledger=ledger, run_id="run_1")
     assert outcome.kind == kind
     again = outcome.state if ledger is None else "run_1"
     assert again is not None
     more = in_process.agent(tools=[look_up])
-    outcome = await more.resume(again, durable=ledger)
+    outcome = await more.resume(again, ledger=ledger)
     assert (outcome.kind, outcome.text) == ("final", "It is mild.")

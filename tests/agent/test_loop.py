@@ -242,7 +242,7 @@ async def test_incomplete_answer_is_an_outcome_of_its_own(scripted: ScriptedMode
 async def test_incomplete_call_is_not_run_but_the_others_are(scripted: ScriptedModel) -> None:
     torn = call("look_up", '{"city": "Ro', "call_2")
     scripted.set_answers([LOOK, {"reasoning": "And Rome."}, torn, {"finish": "length"}], "Mild.")
-    outcome = await scripted.agent(tools=[look_up], state="server").run("How is it?")
+    outcome = await scripted.agent(tools=[look_up], conversation_state="server").run("How is it?")
     assert outcome.kind == "final"
     request = scripted.sent[1]
     # The stored response ends with an incomplete call, so it is not continued.
@@ -407,17 +407,17 @@ async def test_run_of_a_cancelled_task_can_be_resumed(scripted: ScriptedModel, l
     begun = asyncio.Event()
     scripted.set_answers([call("wait"), call("look_up", {"city": "Bern"}, "call_2")], "Well.")
     agent = scripted.agent(tools=[make_waiting(begun), look_up])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     (summary,) = await ledger.runs()
     assert summary.status == "cancelled"
-    paused = await agent.resume("run_1", durable=ledger)
+    paused = await agent.resume("run_1", ledger=ledger)
     approvals = {each.call_id: each.name != "wait" for each in paused.pending}
     assert (paused.kind, approvals["call_1"]) == ("needs_approval", False)
-    outcome = await agent.resume("run_1", approvals=approvals, durable=ledger)
+    outcome = await agent.resume("run_1", approvals=approvals, ledger=ledger)
     assert (outcome.kind, outcome.text) == ("final", "Well.")
     assert [call_id for call_id, _ in outputs_of(scripted.sent[-1])] == ["call_1", "call_2"]
     assert error_of(outputs_of(scripted.sent[-1])[0][1]) == INTERRUPTED
@@ -445,14 +445,14 @@ async def test_cancelled_run_leaves_no_tasks(in_process: ScriptedModel) -> None:
 async def test_closing_the_stream_cancels_the_run(scripted: ScriptedModel, ledger: Any) -> None:
     scripted.set_answers([{"text": "Well"}, HOLD], "It is mild.")
     agent = scripted.agent()
-    events = agent.run_stream("Go.", durable=ledger, run_id="run_1")
+    events = agent.run_stream("Go.", ledger=ledger, run_id="run_1")
     async for event in events:
         if isinstance(event, TextDelta):
             break
     await events.aclose()
     (summary,) = await ledger.runs()
     assert summary.status == "cancelled"
-    assert (await agent.resume("run_1", durable=ledger)).text == "It is mild."
+    assert (await agent.resume("run_1", ledger=ledger)).text == "It is mild."
 
 
 async def test_cancel_event_ends_the_run_with_an_outcome(scripted: ScriptedModel) -> None:
@@ -489,16 +489,16 @@ async def test_resumed_run_can_be_cancelled_again(scripted: ScriptedModel, ledge
     begun, cancel = asyncio.Event(), asyncio.Event()
     scripted.set_answers([{"text": "Well"}, HOLD], [call("wait")], "Done.")
     agent = scripted.agent(tools=[make_waiting(begun)])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1", cancel=cancel))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1", cancel=cancel))
     await scripted.until_held()
     cancel.set()
     assert (await running).kind == "cancelled"
-    running = asyncio.ensure_future(agent.resume("run_1", durable=ledger))
+    running = asyncio.ensure_future(agent.resume("run_1", ledger=ledger))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (await agent.resume("run_1", durable=ledger)).kind == "needs_approval"
-    outcome = await agent.resume("run_1", approvals={"call_1": False}, durable=ledger)
+    assert (await agent.resume("run_1", ledger=ledger)).kind == "needs_approval"
+    outcome = await agent.resume("run_1", approvals={"call_1": False}, ledger=ledger)
     assert (outcome.kind, outcome.text) == ("final", "Done.")
     assert error_of(outputs_of(scripted.sent[-1])[0][1]) == INTERRUPTED

@@ -118,8 +118,8 @@ async def test_newly_encrypted_reasoning_is_sent_back(in_process: ScriptedModel)
 async def test_resumed_run_does_not_send_dropped_reasoning(scripted: ScriptedModel, ledger: Ledger) -> None:
     scripted.set_answers(UNREADABLE, [LOOK], "Mild.")
     agent = scripted.agent(tools=[look_up])
-    await agent.run("How is it?", history=[USER, THOUGHT, ANSWER], durable=ledger, run_id="run_1")
-    assert THOUGHT not in (await agent.resume("run_1", durable=ledger)).history
+    await agent.run("How is it?", history=[USER, THOUGHT, ANSWER], ledger=ledger, run_id="run_1")
+    assert THOUGHT not in (await agent.resume("run_1", ledger=ledger)).history
 
 
 async def test_decryption_error_without_encrypted_items_fails_the_run(scripted: ScriptedModel) -> None:
@@ -132,7 +132,7 @@ async def test_decryption_error_without_encrypted_items_fails_the_run(scripted: 
 async def test_server_that_cannot_decrypt_its_store_gets_the_readable_history(in_process: ScriptedModel) -> None:
     in_process.set_answers([{"reasoning": "Look."}, {"seal": "old"}, LOOK], "Mild.")
     unreadable = InvalidRequest("It could not be verified.", code="invalid_encrypted_content")
-    events, agent = list[RunEvent](), in_process.agent(tools=[look_up], state="server")
+    events, agent = list[RunEvent](), in_process.agent(tools=[look_up], conversation_state="server")
     async for event in agent.run_stream("How is it?"):
         if len(in_process.sent) == 1 and not in_process.transport.refusals:
             in_process.transport.refusals += [unreadable, unreadable]
@@ -154,7 +154,7 @@ async def test_unsupported_call_becomes_a_message_and_the_run_continues(state: s
     async with open_scripted("upstream") as scripted:
         assert isinstance(scripted, UpstreamModel)
         scripted.set_answers([{"item": SHELL}, LOOK], "Mild.")
-        outcome = await scripted.agent(tools=[look_up], state=state).run("How is it?")
+        outcome = await scripted.agent(tools=[look_up], conversation_state=state).run("How is it?")
     assert (outcome.kind, outcome.text) == ("final", "Mild.")
     request = scripted.sent[1]
     assert "previous_response_id" not in request
@@ -201,7 +201,7 @@ class Broken:
 @pytest.mark.parametrize("batches", [[KeyError("x")], [[], RecursionError()], [["text"]], [[7]]])
 async def test_transport_exception_fails_the_run(batches: Any, ledger: Ledger) -> None:
     agent = Agent(model="m", transport=Broken(*batches))
-    outcome = await agent.run("Go.", durable=ledger)
+    outcome = await agent.run("Go.", ledger=ledger)
     assert outcome.error is not None
     assert (outcome.kind, outcome.turns) == ("failed", 0)
     assert [run.status for run in await ledger.runs()] == ["failed"]
@@ -212,9 +212,9 @@ async def test_malformed_content_leaves_a_readable_run(content: Any, ledger: Led
     message = {"type": "message", "role": "assistant", "content": content}
     ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [message]}}
     agent = Agent(model="m", transport=Broken([ended]))
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert outcome.kind in ("final", "no_progress")
-    assert (await agent.resume("run_1", durable=ledger)).kind == outcome.kind
+    assert (await agent.resume("run_1", ledger=ledger)).kind == outcome.kind
 
 
 # Reading responses

@@ -50,15 +50,15 @@ async def test_live_run_cannot_be_resumed(in_process: ScriptedModel, ledger: Led
     gate = Gate()
     in_process.set_answers(*ACT)
     agent = in_process.agent(tools=[gate.make_tool()])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await gate.begun.wait()
     with pytest.raises(RunTaken, match="Another process is executing the run 'run_1'") as raised:
-        await agent.resume("run_1", durable=ledger)
+        await agent.resume("run_1", ledger=ledger)
     assert (raised.value.status, raised.value.code, raised.value.param) == (409, "run_taken", "run_id")
     gate.release.set()
     assert (await running).kind == "final"
     assert gate.effects == [1, 2]
-    assert (await agent.resume("run_1", durable=ledger)).kind == "final"
+    assert (await agent.resume("run_1", ledger=ledger)).kind == "final"
 
 
 async def test_process_that_lost_its_run_stops_before_the_next_effect(
@@ -68,16 +68,16 @@ async def test_process_that_lost_its_run_stops_before_the_next_effect(
     second.release.set()
     in_process.set_answers(ACT[0], ACT[1], "Done.")
     running = asyncio.ensure_future(
-        in_process.agent(tools=[first.make_tool()]).run("Go.", durable=ledger, run_id="run_1")
+        in_process.agent(tools=[first.make_tool()]).run("Go.", ledger=ledger, run_id="run_1")
     )
     await first.begun.wait()
     other = in_process.agent(tools=[second.make_tool()])
-    outcome = await other.resume("run_1", durable=ledger, force=True)
+    outcome = await other.resume("run_1", ledger=ledger, force=True)
     first.release.set()
     with pytest.raises(RunTaken, match="run_1"):
         await running
     assert (outcome.kind, first.effects, second.effects) == ("final", [1], [1, 2])
-    assert (await other.resume("run_1", durable=ledger)).kind == "final"
+    assert (await other.resume("run_1", ledger=ledger)).kind == "final"
 
 
 async def test_subagent_of_a_lost_run_has_no_further_effect(in_process: ScriptedModel, ledger: Ledger) -> None:
@@ -85,7 +85,7 @@ async def test_subagent_of_a_lost_run_has_no_further_effect(in_process: Scripted
     in_process.set_answers([call("expert", {"input": "Act."}, "call_e")], *ACT)
     expert = in_process.agent(name="expert", tools=[gate.make_tool()])
     agent = in_process.agent(tools=[expert.as_tool("expert", "Acts.")])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await gate.begun.wait()
     taken = await take_ownership(ledger, "run_1", force=True)
     gate.release.set()
@@ -107,7 +107,7 @@ async def test_retry_of_a_tool_checks_the_owner(in_process: ScriptedModel, ledge
 
     in_process.set_answers([call("fail")], "Done.")
     with pytest.raises(RunTaken):
-        await in_process.agent(tools=[fail]).run("Go.", durable=ledger, run_id="run_1")
+        await in_process.agent(tools=[fail]).run("Go.", ledger=ledger, run_id="run_1")
     assert attempts == [0]
 
 
@@ -119,7 +119,7 @@ async def find_owner(ledger: Ledger) -> str:
 
 async def test_ended_run_has_no_owner(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers("Done.")
-    await in_process.agent().run("Go.", durable=ledger, run_id="run_1")
+    await in_process.agent().run("Go.", ledger=ledger, run_id="run_1")
     assert await find_owner(ledger) == ""
     assert [summary.lease for summary in await ledger.runs()] == [None]
 

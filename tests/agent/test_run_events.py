@@ -90,9 +90,9 @@ async def test_events_of_a_resumed_subagent_have_the_same_ids(in_process: Script
 
     helper = in_process.agent(name="helper", tools=[msgspec.structs.replace(look_up, name="pay", needs_approval=True)])
     agent = in_process.agent(tools=[helper.as_tool("ask", "Ask the helper.")])
-    paused = await agent.run("Go.", durable=ledger, run_id="run_1")
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
     approvals = {each.call_id: "No." for each in paused.pending}
-    events = [event async for event in agent.resume_stream("run_1", approvals=approvals, durable=ledger)]
+    events = [event async for event in agent.resume_stream("run_1", approvals=approvals, ledger=ledger)]
     ids = {(event.event.run_id, event.event.parent_id) for event in events if isinstance(event, SubagentEvent)}
     assert ids == {("run_1:1:0", "run_1")}
     assert isinstance(events[-1], RunEnded)

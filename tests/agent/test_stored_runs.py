@@ -85,7 +85,7 @@ async def test_run_that_waits_for_approval_is_resumed(ledger: Ledger) -> None:
     await store(ledger, "run_paused")
     answers = Answers("It is sent.")
     agent = make_agent(answers, prices=Prices(input=1, output=2))
-    outcome = await agent.resume("run_paused", approvals={"call_2": True}, durable=ledger)
+    outcome = await agent.resume("run_paused", approvals={"call_2": True}, ledger=ledger)
     assert (outcome.kind, outcome.text) == ("final", "It is sent.")
     assert outputs_of(answers.requests[0]) == ["Bern: mild", "sent hi"]
     assert outcome.usage.total_tokens == 139 + 110 + 110
@@ -95,14 +95,14 @@ async def test_run_that_waits_for_approval_is_resumed(ledger: Ledger) -> None:
 async def test_call_that_a_crash_interrupted_is_made_again(ledger: Ledger) -> None:
     await store(ledger, "run_whole", 3)
     answers = Answers("Mild.")
-    outcome = await make_agent(answers).resume("run_whole", durable=ledger)
+    outcome = await make_agent(answers).resume("run_whole", ledger=ledger)
     assert (outcome.kind, outcome.tool_calls, outputs_of(answers.requests[0])) == ("final", 1, ["Bern: mild"])
 
 
 async def test_finished_run_has_the_same_outcome(ledger: Ledger) -> None:
     await store(ledger, "run_whole")
     answers = Answers("Something else.")
-    outcome = await make_agent(answers).resume("run_whole", durable=ledger)
+    outcome = await make_agent(answers).resume("run_whole", ledger=ledger)
     assert (outcome.kind, outcome.text, outcome.turns, answers.requests) == ("final", "Mild.", 2, [])
 
 
@@ -118,14 +118,14 @@ async def test_run_with_a_denied_call_and_a_limit_is_read(ledger: Ledger) -> Non
 
 async def test_invalid_output_is_not_repaired_twice(ledger: Ledger) -> None:
     await store(ledger, "run_invalid", 3)
-    outcome = await make_agent(Answers("7"), tools=[], output_type=int).resume("run_invalid", durable=ledger)
+    outcome = await make_agent(Answers("7"), tools=[], output_type=int).resume("run_invalid", ledger=ledger)
     assert outcome.error is not None
     assert (outcome.kind, outcome.error.code, outcome.error.raw) == ("failed", "invalid_output", '"six"')
 
 
 async def test_usage_of_a_subagent_is_read(ledger: Ledger) -> None:
     await store(ledger, "run_spent")
-    outcome = await make_agent(Answers("")).resume("run_spent", durable=ledger)
+    outcome = await make_agent(Answers("")).resume("run_spent", ledger=ledger)
     assert (outcome.kind, outcome.usage.total_tokens) == ("final", 330)
 
 
@@ -140,7 +140,7 @@ async def test_subagent_that_waits_for_approval_is_resumed(ledger: Ledger, is_pa
     else:
         await store(ledger, "run_nested")
         await store(ledger, "run_nested:1:0")
-        outcome = await lead.resume("run_nested", approvals=approvals, durable=ledger)
+        outcome = await lead.resume("run_nested", approvals=approvals, ledger=ledger)
     assert (outcome.kind, outcome.text, outputs_of(answers.requests[0])) == ("final", "It is sent.", ["Sent inside."])
 
 

@@ -69,15 +69,15 @@ async def test_failed_write_in_a_subagent_stops_the_whole_run(
     for _ in range(depth):
         agent = in_process.agent(tools=[agent.as_tool("expert", "Pays.")])
     try:
-        outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+        outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
         assert outcome.kind == "failed"
     except (AntiphonError, OSError):
         pass
     assert len(keys) == 1
     in_process.set_answers(*["Done."] * 9)
-    outcome = await agent.resume("run_1", durable=ledger)
+    outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, [each.name for each in outcome.pending]) == ("needs_approval", ["pay"])
-    outcome = await agent.resume("run_1", approvals={outcome.pending[0].call_id: True}, durable=ledger)
+    outcome = await agent.resume("run_1", approvals={outcome.pending[0].call_id: True}, ledger=ledger)
     assert (outcome.kind, len(keys), len(set(keys))) == ("final", 2, 1)
 
 
@@ -88,12 +88,12 @@ async def test_unreadable_subagent_run_stops_the_whole_run(in_process: ScriptedM
     in_process.set_answers([ASK], [PAY], *["Done."] * 9)
     expert = in_process.agent(tools=[make_pay(keys)])
     agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
-    assert (await agent.run("Go.", durable=ledger, run_id="run_1")).kind == "failed"
+    assert (await agent.run("Go.", ledger=ledger, run_id="run_1")).kind == "failed"
     in_process.set_answers([ASK], [PAY], *["Done."] * 9)
     ledger.fails_to_read = "run_1:"
-    outcome = await agent.resume("run_1", durable=ledger)
+    outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, len(keys)) == ("failed", 1)
-    outcome = await agent.resume("run_1", durable=ledger)
+    outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, len(keys)) == ("needs_approval", 1)
 
 
@@ -126,10 +126,10 @@ async def test_run_of_a_subagent_is_not_resumed_alone(in_process: ScriptedModel,
     in_process.set_answers([ASK], [PAY], *["Done."] * 9)
     expert = in_process.agent(tools=[pay])
     agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await begun.wait()
     async with asyncio.timeout(5):
         with pytest.raises(InvalidRequest, match="is of a subagent: resume the run 'run_1'"):
-            await expert.resume("run_1:1:0", durable=ledger, force=force)
+            await expert.resume("run_1:1:0", ledger=ledger, force=force)
     go.set()
     assert ((await running).kind, len(keys)) == ("final", 1)

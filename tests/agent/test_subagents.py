@@ -45,7 +45,7 @@ async def test_subagent_run_is_in_the_ledger_under_the_call_key(in_process: Scri
     ask = [call("expert", {"input": "Bern?"})]
     in_process.set_answers(ask, "Mild.", [call("expert", {"input": "Rome?"})], "Hot.", "Mild and hot.")
     agent = in_process.agent(tools=[in_process.agent(name="expert").as_tool("expert", "Knows the weather.")])
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert outcome.text == "Mild and hot."
     # The model has used one id for two calls. They are two runs.
     assert [output for _, output in outputs_of(in_process.sent[-1])] == ["Mild.", "Hot."]
@@ -60,7 +60,7 @@ async def test_subagent_run_is_in_the_ledger_under_the_call_key(in_process: Scri
 async def test_cancelling_the_parent_cancels_the_subagent(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers([call("expert", {"input": "Bern?"})], [{"text": "Well"}, HOLD], "Never mind.")
     agent = in_process.agent(tools=[in_process.agent(name="expert").as_tool("expert", "Knows the weather.")])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await in_process.until_held()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -69,7 +69,7 @@ async def test_cancelling_the_parent_cancels_the_subagent(in_process: ScriptedMo
         "run_1": "cancelled",
         "run_1:1:0": "cancelled",
     }
-    assert (await agent.resume("run_1", durable=ledger)).text == "Never mind."
+    assert (await agent.resume("run_1", ledger=ledger)).text == "Never mind."
 
 
 async def test_subagent_usage_counts_against_the_parent_limits(scripted: ScriptedModel) -> None:

@@ -36,7 +36,7 @@ async def leave_after(count: int, in_process: ScriptedModel, ledger: Ledger) -> 
 
     in_process.set_answers([{"text": "Well"}, *THREE], "It is done.", "It is done.")
     agent, run_id = in_process.agent(tools=[act]), f"run_{count}"
-    events = agent.run_stream("Go.", durable=ledger, run_id=run_id)
+    events = agent.run_stream("Go.", ledger=ledger, run_id=run_id)
     seen = 0
     async for _ in events:
         seen += 1
@@ -44,12 +44,12 @@ async def leave_after(count: int, in_process: ScriptedModel, ledger: Ledger) -> 
             break
     await events.aclose()
     before = effects.copy()
-    outcome = await agent.resume(run_id, durable=ledger)
+    outcome = await agent.resume(run_id, ledger=ledger)
     if outcome.kind == "needs_approval":
         # The calls that had begun. A person knows which of them have had their effect.
         numbers = {each.call_id: json.loads(each.arguments)["number"] for each in outcome.pending}
         approvals = {call_id: not before[number] for call_id, number in numbers.items()}
-        outcome = await agent.resume(run_id, approvals=approvals, durable=ledger)
+        outcome = await agent.resume(run_id, approvals=approvals, ledger=ledger)
     assert (outcome.kind, max(effects.values(), default=1)) == ("final", 1)
     calls, outputs = pairs((await load(run_id, ledger)).state.history)
     assert calls == outputs
@@ -90,11 +90,11 @@ async def test_malformed_arguments_need_no_approval(in_process: ScriptedModel, l
     deep = [call("pay", "[" * 100_000, f"call_{number}") for number in (1, 2)]
     in_process.set_answers(deep, "I see.")
     agent = in_process.agent(tools=[pay])
-    outcome = await agent.run("Pay.", durable=ledger, run_id="run_1")
+    outcome = await agent.run("Pay.", ledger=ledger, run_id="run_1")
     reason = "The arguments are not valid JSON: JSON is nested too deeply"
     outputs = [json.loads(output.partition("\n")[0])["error"] for _, output in outputs_of({"input": outcome.history})]
     assert (outcome.kind, outputs, checked) == ("final", [reason, reason], [])
-    again = await agent.resume("run_1", durable=ledger)
+    again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.history) == ("final", outcome.history)
 
 

@@ -68,7 +68,7 @@ async def test_pain_agents_11_every_call_has_an_output_with_server_state(scripte
     """openai/openai-agents-python#673: no tool output found for a function call, with previous_response_id."""
     made = [call("look_up", {"city": "Bern"}, "call_a"), call("explode", None, "call_b"), call("nobody", {}, "call_c")]
     scripted.set_answers(made, "I see.")
-    outcome = await scripted.agent(tools=[look_up, explode], state="server").run("Go.")
+    outcome = await scripted.agent(tools=[look_up, explode], conversation_state="server").run("Go.")
     assert outcome.text == "I see."
     assert "previous_response_id" in scripted.sent[1]
     assert [call_id for call_id, _ in outputs_of(scripted.sent[1])] == ["call_a", "call_b", "call_c"]
@@ -77,8 +77,8 @@ async def test_pain_agents_11_every_call_has_an_output_with_server_state(scripte
 async def test_pain_agents_12_subagent_has_its_own_conversation(scripted: ScriptedModel) -> None:
     """microsoft/agent-framework#4053: a stale previous_response_id goes along in a handoff."""
     scripted.set_answers([call("expert", {"input": "Bern?"}, "call_e")], [LOOK], "Mild.", "It is mild.")
-    expert = scripted.agent(name="expert", tools=[look_up], state="server")
-    outcome = await scripted.agent(tools=[expert.as_tool("expert", "Knows.")], state="server").run("Go.")
+    expert = scripted.agent(name="expert", tools=[look_up], conversation_state="server")
+    outcome = await scripted.agent(tools=[expert.as_tool("expert", "Knows.")], conversation_state="server").run("Go.")
     assert outcome.text == "It is mild."
     outer, inner, again, back = scripted.sent
     assert "previous_response_id" not in outer | inner
@@ -89,7 +89,7 @@ async def test_pain_agents_12_subagent_has_its_own_conversation(scripted: Script
 async def test_pain_agents_14_tools_are_sent_in_every_turn(scripted: ScriptedModel) -> None:
     """A frequent forum question: tools stop working after the first turn, because servers do not store them."""
     scripted.set_answers([LOOK], [call("look_up", {"city": "Rome"})], "Mild.")
-    await scripted.agent(tools=[look_up], state="server").run("Go.")
+    await scripted.agent(tools=[look_up], conversation_state="server").run("Go.")
     assert [request["tools"] for request in scripted.sent] == [[look_up.describe()]] * 3
 
 
@@ -133,14 +133,14 @@ async def test_pain_agents_15_history_that_ends_with_a_call_can_be_used(
     """strands-agents/harness-sdk#1123: a session that stopped at a tool call is unusable for ever."""
     scripted.set_answers("I see.")
     stopped = [{"role": "user", "content": "Go."}, CALLS[kind]]
-    outcome = await scripted.agent(state=state).run("And?", history=stopped)
+    outcome = await scripted.agent(conversation_state=state).run("And?", history=stopped)
     # The Antiphon server rejects a call without its output.
     assert (outcome.kind, outcome.text) == ("final", "I see.")
     made = scripted.sent[0]["input"][1:-1]
     assert LOST_OUTPUT in json.dumps(made)
     assert kinds_of(scripted.sent[0])[1:-1] in ([CALLS[kind]["type"], RESULTS[kind]["type"]], ["message"])
     # A client that has the output can still send it.
-    answered = await scripted.agent(state=state).run([RESULTS[kind]], history=stopped)
+    answered = await scripted.agent(conversation_state=state).run([RESULTS[kind]], history=stopped)
     assert (answered.text, scripted.sent[1]["input"][1:]) == ("I see.", [CALLS[kind], RESULTS[kind]])
 
 
@@ -225,10 +225,10 @@ async def test_pain_agents_24_waiting_run_is_resumed_after_a_restart(scripted: S
 
     scripted.set_answers([call("pay", {"amount": 5})], "Done.")
     before = SqliteLedger(tmp_path / "runs.db")
-    await make_agent().run("Go.", durable=before, run_id="run_1")
+    await make_agent().run("Go.", ledger=before, run_id="run_1")
     await before.close()
     after = SqliteLedger(tmp_path / "runs.db")
-    outcome = await make_agent().resume("run_1", approvals={"call_1": True}, durable=after)
+    outcome = await make_agent().resume("run_1", approvals={"call_1": True}, ledger=after)
     await after.close()
     assert (outcome.text, paid) == ("Done.", [5])
 
@@ -238,12 +238,12 @@ async def test_pain_agents_29_streamed_run_is_durable(scripted: ScriptedModel, t
     scripted.set_answers([LOOK], [{"text": "It"}, HOLD], "Mild.")
     ledger = SqliteLedger(tmp_path / "runs.db")
     agent = scripted.agent(tools=[look_up])
-    events = agent.run_stream("Go.", durable=ledger, run_id="run_1")
+    events = agent.run_stream("Go.", ledger=ledger, run_id="run_1")
     async for event in events:
         if isinstance(event, TextDelta):
             break
     await events.aclose()
-    events = [event async for event in agent.resume_stream("run_1", durable=ledger)]
+    events = [event async for event in agent.resume_stream("run_1", ledger=ledger)]
     await ledger.close()
     # The resumed stream has the events of the rest.
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Mild."

@@ -106,7 +106,7 @@ async def test_pain_agents_80_cancelling_stops_subagents(scripted: ScriptedModel
     scripted.set_answers([call("expert", {"input": "Bern?"})], [{"text": "Well"}, HOLD], "I see.")
     agent = scripted.agent(tools=[scripted.agent(name="expert").as_tool("expert", "Knows.")])
     cancel = asyncio.Event()
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1", cancel=cancel))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1", cancel=cancel))
     await scripted.until_held()
     cancel.set()
     assert (await running).kind == "cancelled"
@@ -120,7 +120,7 @@ async def test_pain_agents_80_cancelling_stops_subagents(scripted: ScriptedModel
 async def test_pain_agents_81_two_runs_can_continue_one_history(scripted: AntiphonModel, state: str) -> None:
     """google/adk-python#1733: a stale session after two messages in a row."""
     scripted.set_answers("Mild.")
-    agent = scripted.agent(state=state)
+    agent = scripted.agent(conversation_state=state)
     first = await agent.run("Go.")
     scripted.set_answers([HOLD, {"text": "You said: {input}"}])
     both = [asyncio.ensure_future(agent.run(text, history=first.history)) for text in ("And?", "Or?")]
@@ -161,15 +161,15 @@ async def test_pain_agents_82_second_to_resume_a_run_gets_an_error(
     """google/adk-python#4751: reloading and continuing corrupts the history permanently."""
     scripted.set_answers([{"text": "Well"}, HOLD], "Mild.", "Mild.")
     agent, other = scripted.agent(), SqliteLedger(tmp_path / "runs.db")
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
+    running = asyncio.ensure_future(agent.run("Go.", ledger=ledger, run_id="run_1"))
     await scripted.until_held()
     with pytest.raises(RunTaken, match="Another process is executing the run 'run_1'"):
-        await agent.resume("run_1", durable=other)
-    assert (await agent.resume("run_1", durable=other, force=True)).text == "Mild."
+        await agent.resume("run_1", ledger=other)
+    assert (await agent.resume("run_1", ledger=other, force=True)).text == "Mild."
     scripted.release()
     with pytest.raises(RunTaken, match="Another process has continued the run 'run_1'"):
         await running
-    assert len((await agent.resume("run_1", durable=ledger)).history) == 2
+    assert len((await agent.resume("run_1", ledger=ledger)).history) == 2
     await other.close()
 
 
@@ -195,7 +195,7 @@ async def test_pain_agents_86_concurrent_runs_do_not_block_each_other(tmp_path: 
     async def work(agent: Agent) -> set[str]:
         # Each run has its own ledger object, as in separate processes, on one file.
         ledgers = [SqliteLedger(tmp_path / "runs.db") for _ in range(2)]
-        runs = await asyncio.gather(*(agent.run("Go.", durable=ledger) for ledger in ledgers * 3))
+        runs = await asyncio.gather(*(agent.run("Go.", ledger=ledger) for ledger in ledgers * 3))
         for ledger in ledgers:
             await ledger.close()
         await agent.close()
@@ -355,7 +355,7 @@ asyncio.run(main())
 async def test_pain_agents_107_server_state_loses_no_calls(scripted: ScriptedModel) -> None:
     """vllm-project/vllm#43244: previous_response_id drops stored calls and outputs."""
     scripted.set_answers([LOOK], [call("look_up", {"city": "Rome"})], "{history}")
-    outcome = await scripted.agent(tools=[look_up], state="server").run("Go.")
+    outcome = await scripted.agent(tools=[look_up], conversation_state="server").run("Go.")
     # The model has read the question, two calls and two outputs.
     assert outcome.text == "5"
 
@@ -364,7 +364,7 @@ async def test_pain_agents_108_ignored_previous_response_is_detected(upstream: U
     """Blaizzy/mlx-vlm#1046: previous_response_id is accepted, answered with 200, and ignored."""
     upstream.set_answers([LOOK])
     restarts = []
-    async for event in upstream.agent(tools=[look_up], state="server").run_stream("Go."):
+    async for event in upstream.agent(tools=[look_up], conversation_state="server").run_stream("Go."):
         if isinstance(event, ToolStarted):
             # The scripted server starts again: its responses continue no other.
             upstream.set_answers("What?", "Mild.")
@@ -378,6 +378,6 @@ async def test_pain_agents_108_ignored_previous_response_is_detected(upstream: U
 async def test_pain_agents_110_exception_in_a_stream_repeats_the_turn(scripted: ScriptedModel) -> None:
     """waybarrios/vllm-mlx#214: an exception in a stream, and a store that loses responses."""
     scripted.set_answers([{"text": "It"}, DROP], "It is mild.")
-    events = [event async for event in scripted.agent(state="server").run_stream("Go.")]
+    events = [event async for event in scripted.agent(conversation_state="server").run_stream("Go.")]
     assert sum(isinstance(event, TurnRestarted) for event in events) == 1
     assert "".join(event.text for event in events if isinstance(event, TextDelta)).endswith("It is mild.")

@@ -127,12 +127,12 @@ async def attempt(order: dict[str, Any]) -> None:
     ledger = CrashingLedger(SqliteLedger(directory / "runs.db"), crash_point)
     agent = make_agent(order, directory, crash_point)
     if not await ledger.read(RUN_ID):
-        outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
+        outcome = await agent.run("Act.", ledger=ledger, run_id=RUN_ID)
     else:
-        outcome = await agent.resume(RUN_ID, durable=ledger)
+        outcome = await agent.resume(RUN_ID, ledger=ledger)
     while outcome.kind == "needs_approval":
         verdicts = {call.call_id: order["verdict"] for call in outcome.pending}
-        outcome = await agent.resume(RUN_ID, approvals=verdicts, durable=ledger)
+        outcome = await agent.resume(RUN_ID, approvals=verdicts, ledger=ledger)
     (directory / "outcome").write_text(describe(outcome))
 
 

@@ -194,19 +194,19 @@ async def interrupt_run(cell: dict[str, str]) -> None:
     ledger = WatchedLedger(Path(cell["folder"]) / "runs.db", cell["point"], interrupt)
     with contextlib.suppress(RunTaken, asyncio.CancelledError, KeyboardInterrupt):
         async with open_agent(cell, interrupt) as agent:
-            outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
+            outcome = await agent.run("Act.", ledger=ledger, run_id=RUN_ID)
             if outcome.kind == "needs_approval":
-                await agent.resume(RUN_ID, approvals={outcome.pending[0].call_id: True}, durable=ledger)
+                await agent.resume(RUN_ID, approvals={outcome.pending[0].call_id: True}, ledger=ledger)
 
 
 async def resume_run(cell: dict[str, str]) -> None:
     """Resume the run. A person who is asked permits the call if it has not had its effect."""
     ledger = SqliteLedger(Path(cell["folder"]) / "runs.db")
     async with open_agent(cell, None) as agent:
-        outcome = await agent.resume(RUN_ID, durable=ledger)
+        outcome = await agent.resume(RUN_ID, ledger=ledger)
         while outcome.kind == "needs_approval":
             approvals = {outcome.pending[0].call_id: not count_effects(cell)}
-            outcome = await agent.resume(RUN_ID, approvals=approvals, durable=ledger)
+            outcome = await agent.resume(RUN_ID, approvals=approvals, ledger=ledger)
     await ledger.close()
     (Path(cell["folder"]) / "outcome").write_text(outcome.kind)
 

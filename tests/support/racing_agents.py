@@ -43,13 +43,13 @@ def make_agent(folder: Path, *, dies: bool) -> Agent:
 
 
 async def begin(folder: Path) -> None:
-    await make_agent(folder, dies=True).run("Act.", durable=SqliteLedger(folder / "runs.db"), run_id=RUN_ID)
+    await make_agent(folder, dies=True).run("Act.", ledger=SqliteLedger(folder / "runs.db"), run_id=RUN_ID)
 
 
 async def resume(folder: Path, number: int) -> None:
     ledger = SqliteLedger(folder / "runs.db")
     try:
-        outcome = (await make_agent(folder, dies=False).resume(RUN_ID, durable=ledger)).kind
+        outcome = (await make_agent(folder, dies=False).resume(RUN_ID, ledger=ledger)).kind
     except Exception as error:
         outcome = type(error).__name__  # type: ignore[assignment]
     await ledger.close()

@@ -75,7 +75,7 @@ async def test_recording_is_replayed_event_for_event(model: ScriptedTransport, p
 @pytest.mark.parametrize("state", ["client", "server"])
 async def test_whole_run_replays_without_the_model(model: ScriptedTransport, path: Path, state: Any) -> None:
     def make(transport: Transport) -> Agent:
-        return Agent(model="scripted", transport=transport, tools=[look_up], state=state)
+        return Agent(model="scripted", transport=transport, tools=[look_up], conversation_state=state)
 
     first = await make(Cassette(path, model)).run("weather?", run_id="run_1")
     sent = len(model.requests)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from antiphon.agent.limits import Limits
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
@@ -22,12 +23,33 @@ class _Entry(Struct, tag_field="entry", frozen=True):
     """Base of all entries."""
 
 
+class Overrides(Struct, frozen=True, omit_defaults=True):
+    """The options of a run that replace or extend those of its agent. A resumed run uses them again."""
+
+    model: str | None = None
+    settings: JsonObject | None = None
+    limits: Limits | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self == NO_OVERRIDES
+
+    def merge(self, later: "Overrides") -> "Overrides":
+        """Return these options with those of a later resumption."""
+        settings = self.settings if later.settings is None else (self.settings or {}) | later.settings
+        return Overrides(later.model or self.model, settings, later.limits or self.limits)
+
+
+NO_OVERRIDES = Overrides()
+
+
 class StartEntry(_Entry, tag="Began", frozen=True):
     """The start of a run. `agent` is the name of the agent, `at` a time in seconds."""
 
     agent: str
     input: list[JsonObject]
     at: float
+    overrides: Overrides | UnsetType = UNSET
 
 
 class InputReplacedEntry(_Entry, tag="InputReplaced", frozen=True):
@@ -155,6 +177,7 @@ class ResumeEntry(_Entry, tag="Resumed", frozen=True):
     at: float
     verdicts: list[Verdict] = field(default_factory=list, name="judged")
     idle_seconds: float | UnsetType = UNSET
+    overrides: Overrides | UnsetType = UNSET
 
 
 class EndEntry(_Entry, tag="Ended", frozen=True):

@@ -22,6 +22,7 @@ from antiphon.agent.entries import (
     HandoffEntry,
     InputReplacedEntry,
     OutputReplacedEntry,
+    Overrides,
     ResumeEntry,
     StartEntry,
     Verdict,
@@ -64,6 +65,7 @@ class RunState:
         """The name of the agent that goes on with the run: the same, or the one of the last handoff."""
         self.started_at = 0.0
         """The start time, moved forward by the pauses: the run has been working for the time since then."""
+        self.overrides = Overrides()
         self.history: list[JsonObject] = []
         """The items that the model reads."""
         self.filtered_count = 0
@@ -132,6 +134,7 @@ class RunState:
             case StartEntry():
                 self.agent = self.active_agent = entry.agent
                 self.started_at = entry.at
+                self.overrides = entry.overrides or self.overrides
                 self.history += entry.input
             case AnswerEntry():
                 self._apply_answer(entry)
@@ -258,6 +261,8 @@ class RunState:
         self.received_verdicts |= {(verdict.call_id, verdict.number or 0) for verdict in entry.verdicts}
         self.started_at += entry.idle_seconds or 0.0 if self.ended is None else entry.at - self.ended.at
         self.ended = None
+        if entry.overrides:
+            self.overrides = self.overrides.merge(entry.overrides)
 
     def _add_usage(self, spent: UsageCost) -> None:
         self.usage += spent.usage

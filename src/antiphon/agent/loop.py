@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -83,6 +84,7 @@ class Loop:
         budget: Budget | None = None,
         make_context: MakeContext = ToolContext,
         cancel: asyncio.Event | None = None,
+        deps: Any = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._journal = journal
@@ -93,6 +95,7 @@ class Loop:
         self._budget = budget or Budget(journal.state, participant.task)
         self._steps = Steps(journal.state, participant.task, self._budget)
         self._clock = clock
+        self._deps = deps
         seconds = participant.task.limits.seconds
         deadline = None if seconds is None else self._state.started_at + seconds
         self._stop_timer = StopTimer(deadline, cancel, clock)
@@ -103,6 +106,7 @@ class Loop:
             budget=self._budget,
             make_context=make_context,
             find_participant=self._find_participant,
+            deps=deps,
         )
 
     async def events(self) -> RunEvents:
@@ -134,11 +138,24 @@ class Loop:
         finally:
             self._stop_timer.close()
 
-    async def _run_steps(self) -> _InternalEvents:
+    async def _begin(self) -> AgentChanged | None:
+        """Check the input of a new run. Return the event of the handoff of a resumed one, if there was a handoff."""
         if self._participant.guardrails.input:
             await self._check_input()
-        if self._state.active_agent != self._active_agent:
-            yield self._change_agent()
+        changed = self._change_agent() if self._state.active_agent != self._active_agent else None
+        if self._state.open_calls and self._state.ended is None:
+            # The calls need the tools of their turn.
+            await self._prepare_turn()
+        return changed
+
+    async def _prepare_turn(self) -> None:
+        if self._participant.prepare is not None:
+            await self._stop_timer.wait(self._participant.prepare)
+
+    async def _run_steps(self) -> _InternalEvents:
+        changed = await self._begin()
+        if changed is not None:
+            yield changed
         while True:
             if self._state.open_calls and self._state.ended is None:
                 self._stop_timer.check()
@@ -152,6 +169,7 @@ class Loop:
                 yield await self._end(step)
                 return
             self._stop_timer.check()
+            await self._prepare_turn()
             if step.last_turn_reason:
                 yield Notice(self._journal.run_id, f"{step.last_turn_reason}: the model is asked for its final answer")
             async with aclosing(self._take_turn(step)) as turn:
@@ -177,7 +195,7 @@ class Loop:
         if self._state.turns or self._state.ended is not None:
             return
         run_id, name = self._journal.run_id, self._participant.name
-        check = InputCheck(run_id=run_id, agent=name, items=self._state.history)
+        check = InputCheck(run_id=run_id, agent=name, deps=self._deps, items=self._state.history)
         replaced = await self._stop_timer.wait(partial(self._participant.guardrails.check_input, check))
         if replaced is not None:
             await self._journal.write(InputReplacedEntry(replaced))
@@ -192,6 +210,7 @@ class Loop:
         check = OutputCheck(
             run_id=self._journal.run_id,
             agent=participant.name,
+            deps=self._deps,
             output=end.output,
             text=state.text,
             retries=state.output_repairs,

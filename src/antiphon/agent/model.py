@@ -127,9 +127,10 @@ class ModelClient(Protocol):
 class ResponsesModel:
     """A model behind a transport of the Responses API.
 
-    `settings` are the parameters of every request. With `state="client"` every request has the whole history; with
-    "server" it continues the response before, as long as the server supports that. `encryption` is shared by all runs
-    of the model. With `raw_events` every event of the server is also part of the stream. Each run has its own instance.
+    `settings` are the parameters of every request. With `conversation_state="client"` every request has the whole
+    history; with "server" it continues the response before, as long as the server supports that. `encryption` is shared
+    by all runs of the model. With `raw_events` every event of the server is also part of the stream. Each run has its
+    own instance.
     """
 
     def __init__(
@@ -138,18 +139,29 @@ class ResponsesModel:
         *,
         settings: JsonObject,
         tools: Sequence[JsonObject],
-        state: Literal["client", "server"] = "client",
+        conversation_state: Literal["client", "server"] = "client",
         encryption: EncryptionSupport | None = None,
         raw_events: bool = False,
     ) -> None:
         self._transport = transport
         self._raw_events = raw_events
-        self._tools = [*settings.get("tools", ()), *tools]
+        self._server_tools: Sequence[JsonObject] = settings.get("tools", ())
+        self._tools = [*self._server_tools, *tools]
         self._include = _choose_include(settings)
         self._settings = {name: value for name, value in settings.items() if name != "include"}
-        self._state = state
+        self._conversation_state = conversation_state
         self._encryption = encryption or EncryptionSupport()
         self._completer = HistoryCompleter()
+
+    def set_instructions(self, instructions: str | None) -> None:
+        """Replace the instructions of the following requests."""
+        self._settings = {name: value for name, value in self._settings.items() if name != "instructions"}
+        if instructions is not None:
+            self._settings["instructions"] = instructions
+
+    def set_tools(self, tools: Sequence[JsonObject]) -> None:
+        """Replace the tools of the following requests. The tools in the settings, which the server runs, stay."""
+        self._tools = [*self._server_tools, *tools]
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         fallbacks: set[Fallback] = set()
@@ -184,7 +196,7 @@ class ResponsesModel:
     def _prepare(
         self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
     ) -> "_Attempt":
-        request = self._settings | {"store": self._state == "server"}
+        request = self._settings | {"store": self._conversation_state == "server"}
         encrypts = not self._encryption.is_refused and "request_no_encryption" not in fallbacks
         include = [value for value in self._include if encrypts or value != ENCRYPTED_REASONING]
         if include:
@@ -196,7 +208,7 @@ class ResponsesModel:
             elif state.tool_calls > state.calls_before_handoff and _forces_call(request.get("tool_choice")):
                 # It applies to the first call. If it applied to every turn, the model could never answer.
                 del request["tool_choice"]
-        if self._state == "server" and state.response_id is not None:
+        if self._conversation_state == "server" and state.response_id is not None:
             new_items = [*state.history[state.sent_count :], *extra_input]
             request |= {"previous_response_id": state.response_id, "input": new_items}
             return _Attempt(request, [*state.history, *extra_input], raw_events=self._raw_events)
@@ -208,7 +220,7 @@ class ResponsesModel:
         """Return the change after which the server is expected to answer, if there is one."""
         fallback = None if attempt.texts else _find_fallback(attempt.request, error)
         if fallback == "send_history" or attempt.ignores_previous:
-            self._state = "client"
+            self._conversation_state = "client"
         return fallback
 
 

@@ -3,12 +3,21 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from msgspec import Struct, field
 
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import PendingCall, ToolInvocation
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    OutputT_co = TypeVar("OutputT_co", covariant=True)
 
 OutcomeKind = Literal[
     "final",
@@ -33,20 +42,21 @@ class RunError(Struct, frozen=True):
     raw: str | None = None
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class Outcome(Struct, Generic[OutputT_co], frozen=True, kw_only=True):
     """The result of an agent run.
 
     `output` is the typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run,
-    whose answer was cut off; `text` is the last text. `agent` is the name of the agent that ended the run. `pending`
-    are the calls that wait for the decision of a person. `abandoned` are the calls whose tools did not stop at the time
-    limit of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run
-    can continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
+    whose answer was cut off. It is None if the run has no answer: check `kind` first. `text` is the last text. `agent`
+    is the name of the agent that ended the run. `pending` are the calls that wait for the decision of a person.
+    `abandoned` are the calls whose tools did not stop at the time limit of the tool or of the run, and may still be
+    running. `history` is the whole conversation as items; a new run can continue it. `state` is set if the run can be
+    resumed: another process can resume it from these bytes.
     """
 
     kind: OutcomeKind
     run_id: str
     agent: str = ""
-    output: Any = None
+    output: OutputT_co = None  # type: ignore[assignment]  # the type is for runs that end with an answer
     text: str = ""
     usage: Usage
     turns: int
@@ -157,15 +167,17 @@ class SubagentEvent(RunEvent, tag="subagent.event"):
 
 
 class RunEnded(RunEvent, tag="run.ended"):
-    outcome: Outcome
+    """The last event. `RunStream.outcome` is the same outcome, with the type of its output."""
+
+    outcome: Outcome[Any]
 
 
 RunEvents = AsyncGenerator[RunEvent, None]
 
 
-async def read_outcome(events: RunEvents, on_event: Callable[[RunEvent], object] | None = None) -> Outcome:
+async def read_outcome(events: RunEvents, on_event: Callable[[RunEvent], object] | None = None) -> Outcome[Any]:
     """Read the events of a run to the end and return its outcome. `on_event` is called with each of them."""
-    outcome: Outcome | None = None
+    outcome: Outcome[Any] | None = None
     async with aclosing(events):
         async for event in events:
             if on_event is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, structs
 
-from antiphon.agent.entries import ResumeEntry, Verdict
+from antiphon.agent.entries import Overrides, ResumeEntry, Verdict
 from antiphon.agent.journal import Journal, RunState, load, unpack
 from antiphon.agent.ownership import Ownership, has_leases, take_ownership
 from antiphon.errors import InvalidRequest
@@ -30,6 +30,7 @@ async def resume_journal(
     agent: str | None = None,
     force: bool = False,
     ownership: Ownership | None = None,
+    overrides: Overrides | None = None,
     check: Callable[[RunState], None] = lambda _: None,
 ) -> Journal:
     """Load the journal of a run and record that this process resumes it. A finished run stays as it is.
@@ -55,7 +56,7 @@ async def resume_journal(
         await _refuse_subagent_run(journal.run_id, ledger)
     check(journal.state)
     if ledger is None or not has_leases(ledger):
-        await _write_resume(journal, verdicts, None)
+        await _write_resume(journal, verdicts, None, overrides)
         return journal
     taken = ownership or await take_ownership(ledger, journal.run_id, force=force)
     try:
@@ -66,7 +67,7 @@ async def resume_journal(
             check(journal.state)
             lease = await ledger.find_lease(journal.run_id)
             idle = taken.idle_seconds if ownership is None or lease is None else lease.idle_seconds
-            await _write_resume(journal, verdicts, idle)
+            await _write_resume(journal, verdicts, idle, overrides)
     except BaseException:
         if ownership is None:
             await taken.release()
@@ -83,13 +84,17 @@ async def _refuse_subagent_run(run_id: str, ledger: Ledger) -> None:
         )
 
 
-async def _write_resume(journal: Journal, verdicts: Sequence[Verdict], idle_seconds: float | None) -> None:
+async def _write_resume(
+    journal: Journal, verdicts: Sequence[Verdict], idle_seconds: float | None, overrides: Overrides | None
+) -> None:
     _check_verdicts(journal.state, verdicts)
     numbered = [
         structs.replace(verdict, number=journal.entry_count) if verdict.number is UNSET else verdict
         for verdict in verdicts
     ]
-    await journal.write(ResumeEntry(time.time(), numbered, UNSET if idle_seconds is None else idle_seconds))
+    idle = UNSET if idle_seconds is None else idle_seconds
+    changed = UNSET if overrides is None or overrides.is_empty else overrides
+    await journal.write(ResumeEntry(time.time(), numbered, idle, changed))
 
 
 def _check_verdicts(state: RunState, verdicts: Sequence[Verdict]) -> None:
@@ -115,11 +120,11 @@ async def _find_journal(run: str | bytes, ledger: Ledger | None) -> Journal:
         journal = unpack(run)
         if ledger is None and journal.is_stored:
             raise InvalidRequest(
-                f"The run '{journal.run_id}' is in a ledger: pass it as 'durable', so that no call runs twice.",
-                param="durable",
+                f"The run '{journal.run_id}' is in a ledger: pass it as 'ledger', so that no call runs twice.",
+                param="ledger",
             )
         # With a ledger, its entries count: the packed state only names the run.
         return journal if ledger is None else await load(journal.run_id, ledger)
     if ledger is None:
-        raise InvalidRequest("To resume a run by its id, pass its ledger as 'durable'.", param="durable")
+        raise InvalidRequest("To resume a run by its id, pass its ledger as 'ledger'.", param="ledger")
     return await load(run, ledger)

@@ -1,7 +1,7 @@
 """Agents as tools of other agents. Each call of such a tool is a run of the subagent."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from antiphon.tools.base import ApprovalRequired, PendingCall, ToolContext, Tool
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 
 
-class AgentContext(ToolContext, frozen=True, kw_only=True):
+class AgentContext(ToolContext[Any], frozen=True, kw_only=True):
     """The context of a call within a run. A subagent uses the ledger and the budget of that run."""
 
     journal: Journal
@@ -30,12 +30,12 @@ class Subagent(Protocol):
     @property
     def stop_seconds(self) -> float: ...
 
-    def run_stream(
-        self, task: str, *, durable: Ledger | None = None, run_id: str | None = None, parent: ParentRun | None = None
+    def run_subagent(
+        self, task: str, *, deps: Any, ledger: Ledger | None, run_id: str, parent: ParentRun
     ) -> RunEvents: ...
 
     def resume_subagent(
-        self, run: str | bytes, verdicts: Sequence[Verdict], *, durable: Ledger | None, parent: ParentRun
+        self, run: str | bytes, verdicts: Sequence[Verdict], *, deps: Any, ledger: Ledger | None, parent: ParentRun
     ) -> RunEvents: ...
 
     async def close(self) -> None: ...
@@ -56,7 +56,7 @@ class SubagentTool:
         """The time to wait for the agent after a cancellation: longer than it waits for its own tools."""
         return STOP_SECONDS + self.agent.stop_seconds
 
-    async def __call__(self, arguments: str, context: ToolContext) -> ToolResult:
+    async def __call__(self, arguments: str, context: ToolContext[Any]) -> ToolResult:
         if not isinstance(context, AgentContext):
             raise TypeError("an agent can be a tool of an agent only")
         task: str = read_json(arguments or "{}", _Arguments).input
@@ -77,7 +77,7 @@ class SubagentTool:
         failure = make_error_result(f"The agent ended with {outcome.kind}: {reason}{_describe_interrupted(context)}")
         return msgspec.structs.replace(failure, spent=spent, tool_calls=outcome.tool_calls)
 
-    async def _run(self, task: str, context: AgentContext, on_event: Callable[[RunEvent], object]) -> Outcome:
+    async def _run(self, task: str, context: AgentContext, on_event: Callable[[RunEvent], object]) -> Outcome[Any]:
         """Return the outcome of the run of this call. Raise LedgerFailed if its entries are not all stored.
 
         An error as the result of the call would make the model call the subagent again. Its tools would get new keys,
@@ -98,13 +98,14 @@ class SubagentTool:
 
     async def _start(self, task: str, context: AgentContext) -> RunEvents:
         """Start the run of this call, or resume it if an earlier attempt has started it."""
-        run_id, ledger = context.idempotency_key, context.ledger
+        run_id, ledger, deps = context.idempotency_key, context.ledger, context.deps
         started = await _find_run(run_id, context)
         parent = ParentRun(context.journal, context.budget, context.call_id)
         if started is None:
-            return self.agent.run_stream(task, durable=ledger, run_id=run_id, parent=parent)
+            return self.agent.run_subagent(task, deps=deps, ledger=ledger, run_id=run_id, parent=parent)
         run: str | bytes = started.pack() if ledger is None else run_id
-        return self.agent.resume_subagent(run, _find_verdicts(started, context), durable=ledger, parent=parent)
+        verdicts = _find_verdicts(started, context)
+        return self.agent.resume_subagent(run, verdicts, deps=deps, ledger=ledger, parent=parent)
 
 
 async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
@@ -136,6 +137,6 @@ def _describe_interrupted(context: AgentContext) -> str:
     return f" These calls were running, and whether they have had an effect is not known: {', '.join(calls)}"
 
 
-def _add_prefix(call: PendingCall, context: ToolContext) -> PendingCall:
+def _add_prefix(call: PendingCall, context: ToolContext[Any]) -> PendingCall:
     """Return a call of the subagent with the id that it has in the parent run."""
     return msgspec.structs.replace(call, call_id=f"{context.call_id}/{call.call_id}")

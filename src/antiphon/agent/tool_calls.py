@@ -76,6 +76,7 @@ class ToolCalls:
         budget: Budget,
         make_context: MakeContext,
         find_participant: FindParticipant,
+        deps: Any = None,
     ) -> None:
         self._journal = journal
         self._state = journal.state
@@ -85,6 +86,7 @@ class ToolCalls:
         self._stop_timer = stop_timer
         self._budget = budget
         self._make_context = make_context
+        self._deps = deps
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
         self.pending: list[PendingCall] = []
         self.abandoned: list[ToolInvocation] = []
@@ -161,7 +163,7 @@ class ToolCalls:
         for call in list(state.open_calls):
             if call.call_id in state.started_calls or call.call_id in state.replaced_calls:
                 continue
-            check = CallCheck(run_id=self._journal.run_id, agent=self.participant.name, call=call)
+            check = CallCheck(run_id=self._journal.run_id, agent=self.participant.name, deps=self._deps, call=call)
             try:
                 checked = await self._stop_timer.wait(functools.partial(guardrails.check_call, check))
             except ModelRetry as retry:
@@ -172,7 +174,8 @@ class ToolCalls:
 
     async def _check_result(self, call: ToolInvocation, result: ToolResult) -> tuple[ToolResult, str]:
         """Return the result for the model, and the reason to end the run if there is one."""
-        check = ResultCheck(run_id=self._journal.run_id, agent=self.participant.name, call=call, result=result)
+        run_id, agent = self._journal.run_id, self.participant.name
+        check = ResultCheck(run_id=run_id, agent=agent, deps=self._deps, call=call, result=result)
         try:
             return await self.participant.guardrails.check_result(check), ""
         except ModelRetry as retry:

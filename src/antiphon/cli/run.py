@@ -98,18 +98,18 @@ class _RunSession:
         if self._resumed_id is None:
             task = _read_task(self._options.task)
             save_run_options(self._settings, self._run_id, self._options)
-            events = agent.run_stream(task, durable=ledger, run_id=self._run_id, cancel=self._cancel)
+            events = agent.run_stream(task, ledger=ledger, run_id=self._run_id, cancel=self._cancel)
         else:
             await self._refuse_live_run(ledger)
             save_run_options(self._settings, self._run_id, self._options)
-            events = agent.resume_stream(self._run_id, durable=ledger, force=self._force, cancel=self._cancel)
+            events = agent.resume_stream(self._run_id, ledger=ledger, force=self._force, cancel=self._cancel)
         outcome = await self._show_events(events)
         while outcome.kind == "needs_approval":
             started = (await load(self._run_id, ledger)).state.started_calls
             approvals = self._decide(outcome.pending, started)
             if approvals is None:
                 break
-            events = agent.resume_stream(self._run_id, approvals=approvals, durable=ledger, cancel=self._cancel)
+            events = agent.resume_stream(self._run_id, approvals=approvals, ledger=ledger, cancel=self._cancel)
             outcome = await self._show_events(events)
         return outcome
 

@@ -1,13 +1,22 @@
 """Tools as agents call them. Python functions (`function.py`) and MCP servers (`mcp.py`) both become a `Tool`."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from antiphon.errors import ConfigError
 from antiphon.protocol.response import Usage
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    DepsT_co = TypeVar("DepsT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    DepsT_co = TypeVar("DepsT_co", covariant=True)
 
 OnInterrupt = Literal["ask", "retry", "tell"]
 """The treatment of a call that was running when its process died, so that its effect is unknown.
@@ -18,7 +27,22 @@ OnInterrupt = Literal["ask", "retry", "tell"]
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class ToolContext(Struct, frozen=True, kw_only=True):
+class RunContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True):
+    """The context of a run, for dynamic instructions, dynamic tool lists, hooks and tools.
+
+    `deps` is the object that was passed to the run. `agent` is the name of the agent. `turn` is the number of the
+    current turn, from 1. `usage` and `history` are those of the run so far. Do not change the history.
+    """
+
+    run_id: str
+    deps: DepsT_co = None  # type: ignore[assignment]  # a run without deps has the type None for them
+    agent: str = ""
+    turn: int = 0
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    history: Sequence[dict[str, Any]] = ()
+
+
+class ToolContext(RunContext[DepsT_co], Generic[DepsT_co], frozen=True, kw_only=True):
     """The context of a tool call.
 
     `idempotency_key` is the same for every attempt at this call. A tool with side effects passes it on to the service
@@ -26,7 +50,6 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     adds an event to the stream of the run; it is for subagents.
     """
 
-    run_id: str
     call_id: str
     idempotency_key: str
     report: Callable[[str], None] = lambda _: None
@@ -66,7 +89,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: Mapping[str, Any]
-    invoke: Callable[[str, ToolContext], Awaitable[ToolResult]]
+    invoke: Callable[[str, ToolContext[Any]], Awaitable[ToolResult]]
     strict: bool = True
     timeout: float | None = None
     retries: int = 0

@@ -5,6 +5,7 @@ import logging
 import math
 import random
 from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -49,8 +50,18 @@ class Executor:
         # A semaphore belongs to one event loop, and an agent may be used in several loops, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
+    def with_tools(self, tools: Iterable[Tool]) -> "Executor":
+        """Return an executor with other tools. Tools of the same name share the limit of their concurrency."""
+        other = Executor(tools, unknown=self._unknown)
+        other._slots = self._slots
+        return other
+
+    def replace_tools(self, tools: Iterable[Tool]) -> None:
+        """Use these tools for the following calls."""
+        self.tools = _index_by_name(tools)
+
     async def execute(
-        self, call: ToolInvocation, context: ToolContext, observer: CallObserver | None = None
+        self, call: ToolInvocation, context: ToolContext[Any], observer: CallObserver | None = None
     ) -> ToolResult:
         """Return the result of a call.
 
@@ -97,7 +108,7 @@ def _index_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 async def _call_with_retries(
-    tool: Tool, call: ToolInvocation, context: ToolContext, observer: CallObserver
+    tool: Tool, call: ToolInvocation, context: ToolContext[Any], observer: CallObserver
 ) -> ToolResult:
     for attempt in range(tool.retries + 1):
         await observer.begin()
@@ -111,7 +122,7 @@ async def _call_with_retries(
     raise AssertionError("the last attempt returns")
 
 
-async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext, observer: CallObserver) -> ToolResult:
+async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext[Any], observer: CallObserver) -> ToolResult:
     """Call a tool in a task of its own, which is left running if it does not stop when it is cancelled."""
     work = asyncio.create_task(_invoke(tool, call, context))
     try:
@@ -157,7 +168,7 @@ def _forget(work: asyncio.Task[ToolResult]) -> None:
         work.exception()
 
 
-async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
+async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -> ToolResult:
     try:
         return _validate_result(await tool.invoke(call.arguments, context))
     except (ApprovalRequired, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):

@@ -10,15 +10,17 @@ import re
 import threading
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 from msgspec import Meta
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, require_name
+from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult, require_name
 from antiphon.tools.schema import JsonType, support_pydantic_unions
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 Function = Callable[..., Any]
 
@@ -30,8 +32,22 @@ _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _FIELD = re.compile(r"^:param\s+(?:[\w\[\], |]+\s+)?(\w+):\s*(.*)$")
 
 
+class CallableTool(Tool, Generic[P, R], frozen=True, kw_only=True):
+    """A tool made of a function. Calling it calls the function, outside of any run."""
+
+    function: Callable[P, R]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[P, R]:
+        """The function. `inspect.signature` and documentation tools look for this name."""
+        return self.function
+
+
 @overload
-def tool(function: Function, /) -> Tool: ...
+def tool(function: Callable[P, R], /) -> CallableTool[P, R]: ...
 
 
 @overload
@@ -46,15 +62,15 @@ def tool(
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
     on_interrupt: OnInterrupt = "ask",
     repeatable: bool = False,
-) -> Callable[[Function], Tool]: ...
+) -> Callable[[Callable[P, R]], CallableTool[P, R]]: ...
 
 
-def tool(function: Function | None = None, /, **options: Any) -> Tool | Callable[[Function], Tool]:
+def tool(function: Function | None = None, /, **options: Any) -> Any:
     """Make a tool of a function. Its signature becomes the schema, its docstring the description.
 
-    A parameter of type `ToolContext` is not part of the schema; it gets the context of the call. A function that is
-    not a coroutine runs in a thread. Descriptions of parameters come from `Annotated[..., "text"]` or from `Args:` in
-    the docstring.
+    A parameter of type `ToolContext` or `RunContext` is not part of the schema; it gets the context of the call. A
+    function that is not a coroutine runs in a thread. Descriptions of parameters come from `Annotated[..., "text"]` or
+    from `Args:` in the docstring.
     """
     if function is not None:
         return _make_tool(function)
@@ -105,7 +121,7 @@ def _encode_pydantic(value: Any) -> Any:
 
 def _make_tool(
     function: Function, *, name: str | None = None, description: str | None = None, strict: bool = True, **options: Any
-) -> Tool:
+) -> CallableTool[..., Any]:
     definition = _unwrap_partial(function)
     tool_name = str(name or getattr(definition, "__name__", type(definition).__name__))
     require_name(tool_name)
@@ -113,7 +129,8 @@ def _make_tool(
     if not (description or summary):
         raise ConfigError(f"The tool '{tool_name}' has no docstring. The model needs one as a description.")
     signature = _Signature(function, tool_name, descriptions, strict=strict)
-    return Tool(
+    return CallableTool(
+        function=function,
         name=tool_name,
         description=description or summary,
         parameters=signature.arguments_type.schema,
@@ -165,7 +182,7 @@ def _parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 class _Signature:
-    """The parameters of a function as one struct type. `context` is the name of the `ToolContext` parameter."""
+    """The parameters of a function as one struct type. `context` is the name of the parameter for the context."""
 
     def __init__(self, function: Function, name: str, descriptions: Mapping[str, str], *, strict: bool) -> None:
         hints = _get_type_hints(function, name)
@@ -177,7 +194,7 @@ class _Signature:
             if parameter.name in bound:
                 continue
             kind = hints.get(parameter.name)
-            if isinstance(kind, type) and issubclass(kind, ToolContext):
+            if _is_context(kind):
                 self.context = parameter.name
                 continue
             _check_parameter(parameter, kind, name)
@@ -194,6 +211,12 @@ class _Signature:
         """Return the arguments by name."""
         arguments = self.arguments_type.decode(text or "{}")
         return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
+
+
+def _is_context(kind: Any) -> bool:
+    """Return True for RunContext and ToolContext, also with the type of the deps."""
+    plain = typing.get_origin(kind) or kind
+    return isinstance(plain, type) and issubclass(plain, RunContext)
 
 
 def _return_default(default: Any) -> Any:
@@ -245,7 +268,7 @@ def _translate_annotation(annotation: Any) -> list[Any]:
 # Calls
 
 
-async def _invoke(function: Function, signature: _Signature, text: str, context: ToolContext) -> ToolResult:
+async def _invoke(function: Function, signature: _Signature, text: str, context: ToolContext[Any]) -> ToolResult:
     arguments = signature.parse_arguments(text)
     if signature.context is not None:
         arguments[signature.context] = context

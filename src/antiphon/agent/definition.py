@@ -1,0 +1,175 @@
+"""The definition of an agent, and its setup for one run: the model, tools and goal."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, structs
+
+from antiphon.agent.entries import NO_OVERRIDES, Overrides
+from antiphon.agent.guardrails import NO_GUARDRAILS, Guardrails
+from antiphon.agent.handoffs import Handoff
+from antiphon.agent.history import EncryptionSupport
+from antiphon.agent.limits import Limits
+from antiphon.agent.model import ResponsesModel
+from antiphon.agent.participants import Participant
+from antiphon.agent.task import Task
+from antiphon.agent.transports.base import Transport
+from antiphon.errors import ConfigError, ServerError
+from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import RunContext, Tool
+from antiphon.tools.executor import Executor
+
+ConversationState = Literal["client", "server"]
+"""The side that has the conversation between two turns of a run."""
+
+MakeInstructions: TypeAlias = Callable[[RunContext[Any]], str | Awaitable[str | None] | None]
+MakeTools: TypeAlias = Callable[[RunContext[Any]], Sequence[Tool] | Awaitable[Sequence[Tool]]]
+
+
+class Definition(Struct, frozen=True, kw_only=True):
+    """An agent as its runs use it.
+
+    `settings` are the parameters of every request. `make_instructions` and `make_tools` are set if the instructions or
+    the tools are functions of the run. `executor` and `descriptions` are those of `tools` and of the handoffs.
+    `encryption` is shared by all runs. `endpoint` is described in `Participant`.
+    """
+
+    name: str
+    transport: Transport
+    settings: JsonObject
+    task: Task
+    tools: tuple[Tool, ...] = ()
+    handoffs: tuple[Handoff, ...] = ()
+    descriptions: tuple[JsonObject, ...] = ()
+    executor: Executor
+    make_instructions: MakeInstructions | None = None
+    make_tools: MakeTools | None = None
+    guardrails: Guardrails = NO_GUARDRAILS
+    hooks: Sequence[Callable[..., object]] = ()
+    conversation_state: ConversationState = "client"
+    encryption: EncryptionSupport
+    endpoint: Hashable = None
+
+    def add_handoffs(self, handoffs: Iterable[Handoff]) -> "Definition":
+        """Return a definition with further handoffs. Raises ConfigError if two tools have the same name."""
+        added = (*self.handoffs, *handoffs)
+        tools = [*self.tools, *(handoff.tool for handoff in added)]
+        descriptions = tuple(each.describe() for each in tools)
+        return structs.replace(self, handoffs=added, descriptions=descriptions, executor=Executor(tools))
+
+
+class RunSetup:
+    """The model, the tools and the goal of an agent in one run. `tools` are added to those of the agent."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        overrides: Overrides = NO_OVERRIDES,
+        tools: Sequence[Tool] = (),
+        *,
+        raw_events: bool = False,
+    ) -> None:
+        self._definition = definition
+        self._run_tools = tools
+        self._has_instructions = "instructions" in (overrides.settings or {})
+        self.task = _apply_limits(definition.task, overrides.limits)
+        self._executor = definition.executor
+        descriptions: Sequence[JsonObject] = definition.descriptions
+        if tools or definition.make_tools is not None:
+            merged = self._merge_tools(definition.tools)
+            self._executor = definition.executor.with_tools(merged)
+            descriptions = [each.describe() for each in merged]
+        self._model = ResponsesModel(
+            definition.transport,
+            settings=_merge_settings(definition, overrides),
+            tools=descriptions,
+            conversation_state=definition.conversation_state,
+            encryption=definition.encryption,
+            raw_events=raw_events,
+        )
+
+    def make_participant(self, task: Task, make_context: Callable[[], RunContext[Any]]) -> Participant:
+        """Return the agent as a participant of a run, with the task that it has there."""
+        definition = self._definition
+        is_dynamic = definition.make_instructions is not None or definition.make_tools is not None
+        return Participant(
+            name=definition.name,
+            model=self._model,
+            executor=self._executor,
+            task=task,
+            guardrails=definition.guardrails,
+            handoffs={handoff.tool.name: handoff for handoff in definition.handoffs},
+            endpoint=definition.endpoint,
+            prepare=functools.partial(self._prepare, make_context) if is_dynamic else None,
+        )
+
+    async def _prepare(self, make_context: Callable[[], RunContext[Any]]) -> None:
+        """Make the instructions and the tools of the next turn. Raises ServerError if one of the functions fails."""
+        definition, context = self._definition, make_context()
+        if definition.make_instructions is not None and not self._has_instructions:
+            text = await _call(definition.make_instructions, context, "instructions", definition.name)
+            if text is not None and not isinstance(text, str):
+                raise _make_error("instructions", definition.name, f"they returned {type(text).__name__}, not a string")
+            self._model.set_instructions(text)
+        if definition.make_tools is not None:
+            made = await _call(definition.make_tools, context, "tools", definition.name)
+            try:
+                tools = self._merge_tools(require_tools(made))
+                self._executor.replace_tools(tools)
+            except ConfigError as error:
+                raise _make_error("tools", definition.name, error.message) from None
+            self._model.set_tools([each.describe() for each in tools])
+
+    def _merge_tools(self, tools: Iterable[Tool]) -> list[Tool]:
+        """Return all tools. A tool of the run replaces the agent's tool of the same name."""
+        replaced = {each.name for each in self._run_tools}
+        handoffs = (handoff.tool for handoff in self._definition.handoffs)
+        return [*(each for each in tools if each.name not in replaced), *self._run_tools, *handoffs]
+
+
+def require_tools(tools: Iterable[Any]) -> list[Tool]:
+    """Return the tools as a list. Raises ConfigError if one of them is not a tool."""
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise ConfigError(f"tools: expected a list of tools, got {type(tools).__name__}.")
+    checked = list(tools)
+    for each in checked:
+        if not isinstance(each, Tool):
+            name = getattr(each, "__name__", repr(each))
+            raise ConfigError(f"{name} is not a tool: decorate it with @tool.")
+    return checked
+
+
+def _apply_limits(task: Task, limits: Limits | None) -> Task:
+    applied = task if limits is None else structs.replace(task, limits=limits)
+    if applied.limits.cost is not None and applied.prices is None:
+        raise ConfigError("The limit 'cost' requires 'prices'.")
+    return applied
+
+
+def _merge_settings(definition: Definition, overrides: Overrides) -> JsonObject:
+    """Return the parameters of the requests of a run. The format of the output type stays."""
+    if overrides.model is None and not overrides.settings:
+        return definition.settings
+    settings = definition.settings | (overrides.settings or {})
+    if overrides.model is not None:
+        settings["model"] = overrides.model
+    if definition.task.output is not None:
+        settings["text"] = {**(settings.get("text") or {}), "format": definition.settings["text"]["format"]}
+    return settings
+
+
+async def _call(function: Callable[[RunContext[Any]], Any], context: RunContext[Any], what: str, agent: str) -> Any:
+    try:
+        result = function(context)
+        return await result if inspect.isawaitable(result) else result
+    except AssertionError:
+        # An assertion of a test must fail the test, not only the run.
+        raise
+    except Exception as error:
+        raise _make_error(what, agent, f"{type(error).__name__}: {error}") from error
+
+
+def _make_error(what: str, agent: str, reason: str) -> ServerError:
+    return ServerError(f"The {what} of the agent '{agent}' cannot be made: {reason}", code=f"{what}_failed")

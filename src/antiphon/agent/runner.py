@@ -1,0 +1,184 @@
+"""Execution of an agent's runs: open the journal, set up the loop, and call the hooks."""
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from msgspec import UNSET, Struct, structs
+
+from antiphon.agent.arguments import require_json, takes_context
+from antiphon.agent.budget import Budget, ParentRun
+from antiphon.agent.context import Contexts
+from antiphon.agent.definition import Definition, RunSetup
+from antiphon.agent.entries import Overrides, StartEntry, Verdict
+from antiphon.agent.history import complete_history
+from antiphon.agent.journal import Journal, RunState
+from antiphon.agent.loop import Loop
+from antiphon.agent.outcome import AgentChanged, RunEnded, RunEvent, RunEvents
+from antiphon.agent.ownership import has_leases, take_ownership
+from antiphon.agent.participants import Participant
+from antiphon.agent.resume import resume_journal
+from antiphon.agent.run_stream import OutcomeHolder, RunStream
+from antiphon.agent.task import Task
+from antiphon.errors import InvalidRequest
+from antiphon.ledger import Ledger, RunTaken
+from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import Tool
+
+logger = logging.getLogger(__name__)
+
+Hooks = list[tuple[Callable[..., object], bool]]
+"""Hooks, each with True if it takes the context of the run as its second argument."""
+
+
+class RunArguments(Struct, frozen=True, kw_only=True):
+    """The arguments of a run or of its resumption. `parent` is set for the run of a subagent."""
+
+    deps: Any = None
+    tools: Sequence[Tool] = ()
+    overrides: Overrides = Overrides()
+    ledger: Ledger | None = None
+    cancel: asyncio.Event | None = None
+    raw_events: bool = False
+    parent: ParentRun | None = None
+
+
+class Runner:
+    """Executes the runs of an agent. `agents` are all agents that handoffs can reach, by name."""
+
+    def __init__(self, definition: Definition, agents: Mapping[str, Definition]) -> None:
+        self._definition = definition
+        self._agents = agents
+
+    def start(self, items: list[JsonObject], run_id: str, arguments: RunArguments) -> RunStream[Any]:
+        """Start a run and return its events."""
+        return self._make_stream(functools.partial(self._start_journal, items, run_id, arguments), arguments)
+
+    def resume(
+        self, run: str | bytes, verdicts: Sequence[Verdict], arguments: RunArguments, *, force: bool = False
+    ) -> RunStream[Any]:
+        """Resume a run and return its events. The run of a subagent belongs to the owner of the first run."""
+        parent = arguments.parent
+        resume = functools.partial(
+            resume_journal,
+            run,
+            verdicts,
+            arguments.ledger,
+            agent=self._definition.name if parent is None else None,
+            force=force,
+            ownership=None if parent is None else parent.journal.ownership,
+            overrides=arguments.overrides,
+            check=self._check_active_agent,
+        )
+        return self._make_stream(resume, arguments)
+
+    def _make_stream(self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments) -> RunStream[Any]:
+        holder = OutcomeHolder()
+        return RunStream(self._execute(open_journal, arguments, holder), holder)
+
+    async def _start_journal(self, items: list[JsonObject], run_id: str, arguments: RunArguments) -> Journal:
+        require_json(items, "task")
+        ledger, parent = arguments.ledger, arguments.parent
+        ownership = None if parent is None else parent.journal.ownership
+        journal = Journal(run_id, ledger=ledger, ownership=ownership)
+        overrides = UNSET if arguments.overrides.is_empty else arguments.overrides
+        try:
+            await journal.write(StartEntry(self._definition.name, complete_history(items), time.time(), overrides))
+        except RunTaken as error:
+            if error.run_id != run_id:
+                # The first run has another owner.
+                raise
+            raise InvalidRequest(
+                f"A run with id '{run_id}' exists already: resume it.", param="run_id", code="run_exists"
+            ) from None
+        if ledger is not None and ownership is None and has_leases(ledger):
+            journal.ownership = await take_ownership(ledger, run_id)
+        return journal
+
+    async def _execute(
+        self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments, holder: OutcomeHolder
+    ) -> RunEvents:
+        journal = await open_journal()
+        parent_id = None if arguments.parent is None else arguments.parent.journal.run_id
+        hooks = _read_hooks(self._definition)
+        try:
+            loop, contexts = self._make_loop(journal, arguments)
+            async with aclosing(loop.events()) as events:
+                async for event in events:
+                    if parent_id is not None:
+                        event.parent_id = parent_id
+                    if isinstance(event, AgentChanged):
+                        hooks = self._find_hooks(event.agent)
+                    elif isinstance(event, RunEnded):
+                        holder.outcome = event.outcome
+                    if hooks:
+                        await self._call_hooks(hooks, event, contexts)
+                    yield event
+        finally:
+            if journal.ownership is not None and arguments.parent is None:
+                await asyncio.shield(journal.ownership.release())
+
+    def _make_loop(self, journal: Journal, arguments: RunArguments) -> tuple[Loop, Contexts]:
+        parent = arguments.parent
+        setup = RunSetup(self._definition, journal.state.overrides, arguments.tools, raw_events=arguments.raw_events)
+        budget = Budget(journal.state, setup.task, parent=parent)
+        contexts = Contexts(journal, budget, deps=arguments.deps, ledger=arguments.ledger)
+
+        def find_participant(name: str) -> Participant:
+            """Return the agent of this name: the first one, or one to which the run was handed over."""
+            if name == journal.state.agent:
+                return setup.make_participant(setup.task, contexts.for_next_turn)
+            other = RunSetup(self._agents[name], raw_events=arguments.raw_events)
+            return other.make_participant(_join_tasks(other.task, setup.task), contexts.for_next_turn)
+
+        loop = Loop(
+            journal,
+            find_participant(journal.state.agent),
+            find_participant=find_participant,
+            budget=budget,
+            make_context=contexts.for_call,
+            cancel=arguments.cancel,
+            deps=arguments.deps,
+        )
+        if parent is not None:
+            parent.journal.subagents[parent.call_id] = journal
+        return loop, contexts
+
+    def _check_active_agent(self, state: RunState) -> None:
+        """Raise InvalidRequest if this agent cannot resume a run, because it cannot reach the active agent."""
+        name = state.active_agent
+        if name != state.agent and name not in self._agents:
+            raise InvalidRequest(
+                f"The run was handed over to the agent '{name}', and no handoff of '{self._definition.name}' leads "
+                "there.",
+                param="run",
+                code="unknown_agent",
+            )
+
+    def _find_hooks(self, active: str) -> Hooks:
+        """Return the hooks of the first agent and of the active one."""
+        hooks, other = _read_hooks(self._definition), self._agents.get(active)
+        return hooks if other is None or other is self._definition else hooks + _read_hooks(other)
+
+    async def _call_hooks(self, hooks: Hooks, event: RunEvent, contexts: Contexts) -> None:
+        for hook, takes_two in hooks:
+            try:
+                result = hook(event, contexts.for_run()) if takes_two else hook(event)
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:
+                logger.exception("hook of the agent %s failed", self._definition.name)
+
+
+def _read_hooks(definition: Definition) -> Hooks:
+    return [(hook, takes_context(hook)) for hook in definition.hooks]
+
+
+def _join_tasks(task: Task, first: Task) -> Task:
+    """Return the task of an agent to which a run was handed over. The limits are those of the first agent."""
+    return structs.replace(task, limits=first.limits, prices=task.prices or first.prices)
