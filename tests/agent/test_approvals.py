@@ -15,7 +15,7 @@ from antiphon.agent.approvals import DENIED
 from antiphon.agent.outcome import ToolFinished
 from antiphon.ledger import Lease, Ledger, RunTaken
 from antiphon.store.ledger import MemoryLedger
-from antiphon.tools.base import PendingCall, Tool
+from antiphon.tools.base import PendingToolCall, Tool
 from support.scripted_model import ScriptedModel, UpstreamModel, call, open_scripted, outputs_of
 
 
@@ -43,7 +43,7 @@ async def test_run_pauses_at_pending_calls_and_runs_the_others(scripted: Scripte
     scripted.set_answers([PAY, call("look_up", {"city": "Bern"}, "call_l")], "Done.")
     agent = scripted.agent(tools=[make_pay(paid), look_up])
     outcome = await agent.run("Go.")
-    waiting = PendingCall("call_p", "pay", '{"amount":5}', "needs_approval", f"{outcome.run_id}:1:0")
+    waiting = PendingToolCall("call_p", "pay", '{"amount":5}', "needs_approval", f"{outcome.run_id}:1:0")
     assert (outcome.kind, outcome.pending) == ("needs_approval", (waiting,))
     assert (paid, len(scripted.sent)) == ([], 1)
     assert outcome.state is not None
@@ -213,7 +213,7 @@ async def test_subagent_call_waits_for_approval_in_the_parent_run(scripted: Scri
     outcome = await agent.run("Go.")
     assert (outcome.kind, outcome.pending) == (
         "needs_approval",
-        (PendingCall("call_a/call_p", "pay", '{"amount":5}', "needs_approval", f"{outcome.run_id}:1:0:1:0"),),
+        (PendingToolCall("call_a/call_p", "pay", '{"amount":5}', "needs_approval", f"{outcome.run_id}:1:0:1:0"),),
     )
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_a/call_p": True})

@@ -53,10 +53,6 @@ async def watch(events: Any) -> tuple[list[RunEvent], Outcome]:
     return events, events[-1].outcome
 
 
-def drop_times(events: list[RunEvent]) -> list[RunEvent]:
-    return [replace(event, timestamp=0) for event in events]
-
-
 # Turns and calls
 
 
@@ -145,7 +141,7 @@ async def test_events_are_complete_and_in_order(scripted: ScriptedModel) -> None
         TurnFinished,
         RunEnded,
     ]
-    assert drop_times([events[0], *events[2:6]]) == [
+    assert [replace(event, timestamp=0) for event in (events[0], *events[2:6])] == [
         TurnStarted("run_x", 1, timestamp=0),
         ToolStarted("run_x", made, "run_x:1:0", timestamp=0),
         ToolProgress("run_x", "call_1", "half way", timestamp=0),

@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from antiphon.agent.model import CallDelta, CallReader
+from antiphon.agent.model import CallDelta, ArgumentsReader
 from antiphon.agent.outcome import (
     ArgumentsDelta,
     RunEnded,
@@ -62,7 +62,7 @@ DELTA = {"type": "response.function_call_arguments.delta", "output_index": 2, "d
 )
 @pytest.mark.parametrize("delta", [DELTA, DELTA | {"sequence_number": 2, "item_id": "fc_1"}])
 def test_arguments_are_read_from_incomplete_events(added: JsonObject, delta: JsonObject) -> None:
-    reader = CallReader()
+    reader = ArgumentsReader()
     assert reader.read(codec.decode_event(msgspec.json.encode(added))) is None
     assert reader.read(codec.decode_event(msgspec.json.encode(delta))) == CallDelta("call_1", "look_up", "{")
 

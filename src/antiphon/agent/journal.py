@@ -41,7 +41,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import PendingCall, PendingReason, ToolInvocation, UsageCost
+from antiphon.tools.base import PendingToolCall, PendingReason, ToolInvocation, UsageCost
 
 _MAX_TITLE = 200
 
@@ -338,9 +338,9 @@ class Journal:
         """
         return f"{self.run_id}:{self.state.turns}:{self.state.calls.index(call)}"
 
-    def make_pending(self, call: ToolInvocation, reason: PendingReason) -> PendingCall:
+    def make_pending(self, call: ToolInvocation, reason: PendingReason) -> PendingToolCall:
         """Return a call of the last turn as one that waits for a person."""
-        return PendingCall(call.call_id, call.name, call.arguments, reason, self.make_key(call))
+        return PendingToolCall(call.call_id, call.name, call.arguments, reason, self.make_key(call))
 
     async def write(self, entry: Entry) -> None:
         """Append an entry. Raises RunTaken if another process has taken over the run."""

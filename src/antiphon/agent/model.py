@@ -235,7 +235,7 @@ class _Attempt:
         self._context = context
         self._raw_events = raw_events
         self._collector = ResponseCollector()
-        self._calls = CallReader()
+        self._calls = ArgumentsReader()
 
     def feed(self, batch: Sequence[Event | Unknown]) -> list[AnyDelta]:
         """Collect the events of a batch and return its deltas."""
@@ -291,7 +291,7 @@ def read_delta(event: Event | Unknown) -> ModelDelta | None:
     return None if kind is None else ModelDelta(kind, str(read_json(event.raw).get("delta") or ""))
 
 
-class CallReader:
+class ArgumentsReader:
     """Reads the arguments of tool calls while the model writes them. A call is identified by its output index."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 from msgspec import Struct, field
 
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import PendingCall, ToolInvocation
+from antiphon.tools.base import PendingToolCall, ToolInvocation
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -62,7 +62,7 @@ class Outcome(Struct, Generic[OutputT_co], frozen=True, kw_only=True):
     turns: int
     tool_calls: int
     cost: float | None = None
-    pending: tuple[PendingCall, ...] = ()
+    pending: tuple[PendingToolCall, ...] = ()
     abandoned: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None
     history: tuple[dict[str, Any], ...] = ()

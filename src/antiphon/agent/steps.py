@@ -11,7 +11,7 @@ from antiphon.agent.journal import RunState
 from antiphon.agent.outcome import OutcomeKind, RunError
 from antiphon.agent.task import Task
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import PendingCall
+from antiphon.tools.base import PendingToolCall
 
 CONTINUE = "The limit was raised, and tools can be called again. Go on with the task."
 WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."
@@ -22,7 +22,7 @@ class End(msgspec.Struct, frozen=True):
 
     kind: OutcomeKind
     output: Any = None
-    pending: tuple[PendingCall, ...] = ()
+    pending: tuple[PendingToolCall, ...] = ()
     error: RunError | None = None
 
 
@@ -64,7 +64,7 @@ class Steps:
             return False
         return turns is None or self._state.turns < turns or self._task.limits.wrap_up
 
-    def choose(self, pending: Sequence[PendingCall]) -> End | NextTurn:
+    def choose(self, pending: Sequence[PendingToolCall]) -> End | NextTurn:
         """Return the next step. `pending` are the calls that wait for a person."""
         state = self._state
         if state.ended is not None and state.ended.kind == "blocked":

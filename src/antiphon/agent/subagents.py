@@ -12,7 +12,7 @@ from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, 
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import ApprovalRequired, PendingCall, ToolContext, ToolResult, UsageCost
+from antiphon.tools.base import ApprovalRequired, PendingToolCall, ToolContext, ToolResult, UsageCost
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 
 
@@ -137,6 +137,6 @@ def _describe_interrupted(context: AgentContext) -> str:
     return f" These calls were running, and whether they have had an effect is not known: {', '.join(calls)}"
 
 
-def _add_prefix(call: PendingCall, context: ToolContext[Any]) -> PendingCall:
+def _add_prefix(call: PendingToolCall, context: ToolContext[Any]) -> PendingToolCall:
     """Return a call of the subagent with the id that it has in the parent run."""
     return msgspec.structs.replace(call, call_id=f"{context.call_id}/{call.call_id}")

@@ -39,7 +39,7 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import (
     ApprovalRequired,
     ModelRetry,
-    PendingCall,
+    PendingToolCall,
     Tool,
     ToolContext,
     ToolInvocation,
@@ -88,7 +88,7 @@ class ToolCalls:
         self._make_context = make_context
         self._deps = deps
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
-        self.pending: list[PendingCall] = []
+        self.pending: list[PendingToolCall] = []
         self.abandoned: list[ToolInvocation] = []
         """The calls whose tools did not stop when they were cancelled."""
 

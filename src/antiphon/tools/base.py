@@ -139,7 +139,7 @@ PendingReason = Literal["needs_approval", "may_have_happened"]
 """
 
 
-class PendingCall(ToolInvocation, frozen=True):
+class PendingToolCall(ToolInvocation, frozen=True):
     """A tool call that waits for the decision of a person.
 
     `idempotency_key` is the key that the tool gets if the call is approved, and that it had in an interrupted attempt.
@@ -155,7 +155,7 @@ class ApprovalRequired(Exception):
     After the decision the tool is called again, with `state` if it set one.
     """
 
-    def __init__(self, calls: tuple[PendingCall, ...], state: bytes | None) -> None:
+    def __init__(self, calls: tuple[PendingToolCall, ...], state: bytes | None) -> None:
         super().__init__("waiting for approval")
         self.calls = calls
         self.state = state
