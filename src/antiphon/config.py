@@ -183,6 +183,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     mcp_servers: dict[str, McpServerSettings] = {}
     web_search: WebSearchSettings | None = None
     image_generation: ImageGenerationSettings | None = None
+    run_prices: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=3)] = ()
+    run_currency: Annotated[str, Meta(min_length=1, max_length=16)] = "USD"
+    run_retention_days: Annotated[float, Meta(ge=0, le=36500)] = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_block_ms: Annotated[float, Meta(ge=0, le=60000)] = 100
@@ -250,6 +253,8 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     if dbos is not None:
         values = dbos.limits | values
     settings = Settings(**values, warnings=() if dbos is None else dbos.warnings)
+    if len(settings.run_prices) == 1:
+        raise ConfigError("run_prices: expected the prices of input and output tokens, and optionally of cached ones.")
     if (settings.background_concurrency_per_project or 0) > (settings.background_concurrency or math.inf):
         raise ConfigError("background_concurrency_per_project must not exceed background_concurrency.")
     if settings.body_budget_bytes is not None and settings.body_budget_bytes < settings.max_body_bytes:

@@ -6,6 +6,7 @@ of them makes progress. The agent uses this protocol and the stores implement it
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -14,6 +15,9 @@ from msgspec import Struct
 from antiphon.errors import AntiphonError, ServerError
 
 T = TypeVar("T")
+
+# The run of a subagent has the idempotency key of its call as its id: see `Journal.make_key`.
+_SUBAGENT_RUN = re.compile(r"(.+?)(?::\d+:\d+)+")
 
 
 class RunTaken(AntiphonError):
@@ -102,8 +106,21 @@ class Ledger(Protocol):
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
         """Return the runs, newest first."""
 
+    async def delete(self, run_id: str, *, owner: str = "") -> bool:
+        """Delete the entries of a run, and of the runs of its subagents.
+
+        Return False and change nothing if the run is unknown, or if its owner is another one than `owner`. The former
+        owner cannot write any more entries.
+        """
+
     async def close(self) -> None:
         """Close the file."""
+
+
+def find_first_run(run_id: str) -> str | None:
+    """Return the id of the run to which the run of a subagent belongs; None if this is not the id of such a run."""
+    match = _SUBAGENT_RUN.fullmatch(run_id)
+    return None if match is None else match[1]
 
 
 async def defer_cancellation(work: asyncio.Future[T]) -> T:

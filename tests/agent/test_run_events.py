@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from antiphon.agent.model import CallDelta, ArgumentsReader
+from antiphon.agent.model import ArgumentsReader, CallDelta
 from antiphon.agent.outcome import (
     ArgumentsDelta,
     RunEnded,

@@ -122,7 +122,9 @@ def settings(home: Path) -> None:
     """Configure the scripted model in the process, and write the tools next to it."""
     (home / "tools.py").write_text(TOOLS)
     (home / "script.json").write_text(json.dumps(SCRIPT))
-    (home / "antiphon.toml").write_text('[backends.scripted]\nkind = "scripted"\nscript = "script.json"\n')
+    # No server listens on port 1, so that the model runs in the process.
+    settings = 'port = 1\n[backends.scripted]\nkind = "scripted"\nscript = "script.json"\n'
+    (home / "antiphon.toml").write_text(settings)
 
 
 @pytest.fixture
@@ -157,7 +159,9 @@ def spawn(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def list_runs(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     assert main(["runs"]) == 0
-    return [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["RUN", "STATE", "MODEL", "COST", "UPDATED", "TASK"]
+    return [re.split(r"\s{2,}", line) for line in lines]
 
 
 def test_pipe_gets_only_the_answer_of_a_run(run: Run, log: Callable[[], list[str]]) -> None:
@@ -241,10 +245,10 @@ def test_live_run_is_only_taken_over_by_force(
             assert process.stdout is not None
             while "tool.progress" not in (line := process.stdout.readline()):
                 assert line
-            ((run_id, status, _, _),) = list_runs(capsys)
+            ((run_id, status, *_),) = list_runs(capsys)
             assert status == "running"
             assert main(["runs", "show", run_id]) == 0
-            assert capsys.readouterr().out.splitlines()[0] == f"{run_id}  running"
+            assert capsys.readouterr().out.splitlines()[0] == f"{run_id}  running  scripted"
             (options,) = home.rglob(f"{run_id}.json")
             stored = options.read_bytes()
             assert main(["run", "--resume", run_id, "--max-turns", "99"]) == 1
@@ -281,10 +285,11 @@ def test_call_runs_once_after_approval_on_resume(run: Run, log: Callable[[], lis
     run_id = re.findall(r"run_\w+", error)[0]
     assert (status, out) == (3, "")
     assert error.splitlines() == [
-        "antiphon: these calls wait for approval:",
+        "antiphon: these calls wait for a decision:",
         '  call_pay  pay({"amount":7})',
+        f"    needs approval; key {run_id}:1:0",
         f"antiphon: To decide on each call: antiphon runs resume {run_id}",
-        f"antiphon: To approve all calls:   antiphon runs resume {run_id} --yes",
+        f"antiphon: To approve the calls that need approval: antiphon runs resume {run_id} --yes",
     ]
     done = spawn("runs", "resume", run_id)
     assert (done.returncode, done.stderr) == (3, error)
@@ -310,7 +315,7 @@ def test_terminal_asks_for_approval(terminal: Any, log: Any, home: Path, answer:
     shown = screen.read_until(output)
     assert ("> pay(" in shown) is (answer == "y")
     screen.read_until("run_")
-    assert re.search(r"\w+: 2 turns, \d calls, [\d,]+ tokens, 0\.0\d+", screen.read_until("\x1b[0m"))
+    assert re.search(r"\w+: 2 turns, \d calls, [\d,]+ tokens, 0\.0\d+ USD", screen.read_until("\x1b[0m"))
     assert screen.wait() == 0
     assert (home / "log.txt").exists() is (answer == "y")
 
@@ -370,10 +375,16 @@ def test_killed_run_asks_only_about_the_interrupted_call(
 ) -> None:
     killed = spawn("run", "die", "--tools", "tools.py")
     assert killed.returncode == -signal.SIGKILL
-    ((run_id, status, _, title),) = list_runs(capsys)
+    ((run_id, status, *_, title),) = list_runs(capsys)
     assert (status, title) == ("interrupted", "die")
     paused = spawn("run", "--resume", run_id)
     assert (paused.returncode, "call_die  die({})" in paused.stderr) == (3, True)
+    key = f"key {run_id}:2:0"
+    reason = "may have happened: it was running when the run was interrupted"
+    assert f"    {reason}; {key}\n" in paused.stderr
+    assert f"antiphon runs resume {run_id} --repeat-interrupted\n" in paused.stderr
+    # The option applies to calls that were not made yet.
+    assert spawn("runs", "resume", run_id, "--yes").returncode == 3
     screen = terminal("runs", "resume", run_id)
     screen.read_until("It may have taken effect.")
     screen.read_until("make this call? [y/n] ")
@@ -383,7 +394,7 @@ def test_killed_run_asks_only_about_the_interrupted_call(
     counted, first, second = sorted(log())
     assert counted == "count 1"
     assert first == second, "both attempts have the same key"
-    ((_, status, _, _),) = list_runs(capsys)
+    ((_, status, *_),) = list_runs(capsys)
     assert status == "final"
 
 
@@ -421,7 +432,7 @@ def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str])
     assert (status, title) == ("needs_approval", "pay twice or so")
     assert main(["runs", "show", counted]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"{counted}  final"
+    assert shown[0] == f"{counted}  final  scripted"
     assert re.fullmatch(r"2 turns, 1 calls, \d+ tokens", shown[1])
     assert shown[3:] == [
         "user: count",
@@ -431,7 +442,14 @@ def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str])
         "assistant: It is two.",
     ]
     assert main(["runs", "show", waiting]) == 0
-    assert capsys.readouterr().out.endswith('\n\ncalls without a result:\n  call_pay  pay({"amount":7})\n')
+    assert capsys.readouterr().out.splitlines()[-6:] == [
+        "",
+        "calls that wait for a decision:",
+        '  call_pay  pay({"amount":7})',
+        f"    needs approval; key {waiting}:1:0",
+        "",
+        f"To continue: antiphon runs resume {waiting}",
+    ]
 
 
 @pytest.mark.parametrize("line", [["run", "--resume", "run_0"], ["runs", "show", "run_0"], ["runs", "resume", "run_0"]])
@@ -458,7 +476,18 @@ def test_run_that_cannot_start_is_one_line_and_exit_1(
 
 
 @pytest.mark.parametrize(
-    "line", [["run"], ["run", "x", "--resume", "y"], ["run", "x", "--prices", "1"], ["runs", "dance"]]
+    "line",
+    [
+        ["run"],
+        ["run", "x", "--resume", "y"],
+        ["run", "x", "--prices", "1"],
+        ["runs", "dance"],
+        ["run", "x", "--force"],
+        ["runs", "prune", "--older-than", "-1"],
+        ["run", "x", "--prices", "1,x"],
+        ["run", "x", "--prices", "1,nan"],
+        ["runs", "delete"],
+    ],
 )
 def test_invalid_arguments_are_a_usage_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import ConfigError, Unavailable
-from antiphon.ledger import Ledger, RunSummary, RunTaken
+from antiphon.errors import ConfigError, StoreLost, Unavailable
+from antiphon.ledger import Holder, Ledger, RunSummary, RunTaken
 from antiphon.store.ledger import MemoryLedger, SqliteLedger
 from antiphon.store.location import locate_store
 from support.ledger_process import start_ledger_process
@@ -219,3 +219,49 @@ async def test_acknowledged_entries_survive_sigkill(tmp_path: Path, lines_read: 
     assert [run.title for run in await ledger.runs()] == [f"at {len(entries) - 1}"]
     await ledger.append("run_1", len(entries), b"taken over")
     await ledger.close()
+
+
+async def test_deleted_run_and_its_subagents_are_gone(ledger: Ledger) -> None:
+    for run_id in ("run_1", "run_1:1:0", "run_1:1:0:2:1", "run_1:note", "run_10", "run_2"):
+        await ledger.append(run_id, 0, b"entry", status="final")
+    assert await ledger.delete("run_1")
+    assert [run.run_id for run in await ledger.runs()] == ["run_2", "run_10", "run_1:note"]
+    assert [list(await ledger.read(run_id)) for run_id in ("run_1", "run_1:1:0", "run_2")] == [[], [], [b"entry"]]
+    assert not await ledger.delete("run_1")
+    await ledger.append("run_1", 0, b"again")
+    assert list(await ledger.read("run_1")) == [b"again"]
+
+
+async def test_owned_run_is_deleted_only_with_the_name_of_its_owner(ledger: Ledger) -> None:
+    await ledger.append("run_1", 0, b"entry")
+    assert await ledger.hold("run_1", "owner", 30)
+    assert not await ledger.delete("run_1")
+    assert list(await ledger.read("run_1")) == [b"entry"]
+    assert await ledger.delete("run_1", owner="owner")
+    with pytest.raises(RunTaken):
+        await ledger.append("run_1", 1, b"late", holder=Holder("run_1", "owner"))
+    assert list(await ledger.read("run_1")) == []
+
+
+def move_files(folder: Path) -> None:
+    for file in list(folder.iterdir()):
+        file.rename(folder / f"moved-{file.name}")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_entry_for_a_lost_file_is_refused(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = SqliteLedger(path)
+    await ledger.append("run_1", 0, b"entry")
+    move_files(tmp_path)
+    other = SqliteLedger(path)
+    if is_replaced:
+        await other.append("run_2", 0, b"entry")
+    with pytest.raises(StoreLost, match=r"The ledger is lost.*ledger\.db(-shm)? was (deleted or moved|replaced)"):
+        await ledger.append("run_1", 1, b"next")
+    await ledger.close()
+    if is_replaced:
+        # The loss must not damage the ledger that is at the path now.
+        await other.append("run_2", 1, b"next")
+        assert list(await other.read("run_2")) == [b"entry", b"next"]
+    await other.close()

@@ -45,6 +45,11 @@ class Budget:
         return None if self._prices is None else self._sum_cost(self._prices)
 
     @property
+    def currency(self) -> str | None:
+        """The currency of the cost. None without prices."""
+        return None if self._prices is None else self._prices.currency
+
+    @property
     def usage(self) -> Usage:
         """The usage so far, including subagents that have not finished."""
         unfinished = [child.usage for child in self._list_running()]

@@ -44,12 +44,13 @@ NO_OVERRIDES = Overrides()
 
 
 class StartEntry(_Entry, tag="Began", frozen=True):
-    """The start of a run. `agent` is the name of the agent, `at` a time in seconds."""
+    """The start of a run. `agent` is the name of the agent, `model` that of its model, `at` a time in seconds."""
 
     agent: str
     input: list[JsonObject]
     at: float
     overrides: Overrides | UnsetType = UNSET
+    model: str | UnsetType = UNSET
 
 
 class InputReplacedEntry(_Entry, tag="InputReplaced", frozen=True):
@@ -181,11 +182,13 @@ class ResumeEntry(_Entry, tag="Resumed", frozen=True):
 
 
 class EndEntry(_Entry, tag="Ended", frozen=True):
-    """The end of a run. Runs of most kinds can be resumed after it."""
+    """The end of a run. Runs of most kinds can be resumed after it. `cost` is set if the prices are known."""
 
     kind: str
     at: float
     error: RunError | None = None
+    cost: float | UnsetType = UNSET
+    currency: str | UnsetType = UNSET
 
 
 Entry = (

@@ -41,7 +41,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import PendingToolCall, PendingReason, ToolInvocation, UsageCost
+from antiphon.tools.base import PendingReason, PendingToolCall, ToolInvocation, UsageCost
 
 _MAX_TITLE = 200
 
@@ -60,6 +60,7 @@ class RunState:
 
     def __init__(self) -> None:
         self.agent = ""
+        self.model = ""
         """The name of the agent that has started the run."""
         self.active_agent = ""
         """The name of the agent that goes on with the run: the same, or the one of the last handoff."""
@@ -133,6 +134,7 @@ class RunState:
         match entry:
             case StartEntry():
                 self.agent = self.active_agent = entry.agent
+                self.model = entry.model or ""
                 self.started_at = entry.at
                 self.overrides = entry.overrides or self.overrides
                 self.history += entry.input

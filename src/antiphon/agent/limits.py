@@ -29,11 +29,15 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Prices(Struct, frozen=True, kw_only=True):
-    """Prices of a million tokens. `cached` is the price of cached input tokens if it differs from `input`."""
+    """Prices of a million tokens. `cached` is the price of cached input tokens if it differs from `input`.
+
+    `currency` is for people. Amounts are not converted.
+    """
 
     input: float
     output: float
     cached: float | None = None
+    currency: str = "USD"
 
     def of(self, usage: Usage) -> float:
         """Return the cost of a usage."""

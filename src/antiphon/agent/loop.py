@@ -293,7 +293,9 @@ class Loop:
 
     async def _end(self, end: End) -> RunEnded:
         if self._state.ended is None:
-            await self._journal.write(EndEntry(end.kind, self._clock(), end.error))
+            cost, currency = self._budget.cost, self._budget.currency
+            spent = (msgspec.UNSET, msgspec.UNSET) if cost is None or currency is None else (cost, currency)
+            await self._journal.write(EndEntry(end.kind, self._clock(), end.error, *spent))
         state = self._state
         outcome = Outcome(
             kind=end.kind,
@@ -305,6 +307,7 @@ class Loop:
             turns=state.turns,
             tool_calls=self._budget.tool_calls,
             cost=self._budget.cost,
+            currency=self._budget.currency,
             pending=end.pending,
             abandoned=tuple(self._calls.abandoned),
             error=end.error,

@@ -62,6 +62,7 @@ class Outcome(Struct, Generic[OutputT_co], frozen=True, kw_only=True):
     turns: int
     tool_calls: int
     cost: float | None = None
+    currency: str | None = None
     pending: tuple[PendingToolCall, ...] = ()
     abandoned: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None

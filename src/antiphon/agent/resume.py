@@ -1,6 +1,5 @@
 """Resuming a run: loading its journal, recording verdicts, and the calls that a crash has interrupted."""
 
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,16 +9,13 @@ from antiphon.agent.entries import Overrides, ResumeEntry, Verdict
 from antiphon.agent.journal import Journal, RunState, load, unpack
 from antiphon.agent.ownership import Ownership, has_leases, take_ownership
 from antiphon.errors import InvalidRequest
-from antiphon.ledger import Ledger
+from antiphon.ledger import Ledger, find_first_run
 from antiphon.tools.base import ToolInvocation
 
 INTERRUPTED = "The process was interrupted during this call. Whether it has had an effect is not known."
 
 FINISHED = ("final", "decision", "blocked")
 """The kinds of outcomes after which a run cannot be resumed."""
-
-# The run of a subagent has the idempotency key of its call as its id: see `tool_calls.py`.
-_SUBAGENT_RUN = re.compile(r"(.+?)(?::\d+:\d+)+")
 
 
 async def resume_journal(
@@ -77,10 +73,10 @@ async def resume_journal(
 
 async def _refuse_subagent_run(run_id: str, ledger: Ledger) -> None:
     """Raise InvalidRequest for the run of a subagent: a process that owns the first run may be executing it."""
-    match = _SUBAGENT_RUN.fullmatch(run_id)
-    if match is not None and await ledger.read(match[1]):
+    first = find_first_run(run_id)
+    if first is not None and await ledger.read(first):
         raise InvalidRequest(
-            f"The run '{run_id}' is of a subagent: resume the run '{match[1]}'.", param="run", code="subagent_run"
+            f"The run '{run_id}' is of a subagent: resume the run '{first}'.", param="run", code="subagent_run"
         )
 
 

@@ -87,8 +87,9 @@ class Runner:
         ownership = None if parent is None else parent.journal.ownership
         journal = Journal(run_id, ledger=ledger, ownership=ownership)
         overrides = UNSET if arguments.overrides.is_empty else arguments.overrides
+        name, model = self._definition.name, self._definition.settings["model"]
         try:
-            await journal.write(StartEntry(self._definition.name, complete_history(items), time.time(), overrides))
+            await journal.write(StartEntry(name, complete_history(items), time.time(), overrides, model))
         except RunTaken as error:
             if error.run_id != run_id:
                 # The first run has another owner.

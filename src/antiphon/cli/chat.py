@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from antiphon.cli.answer_writer import AnswerWriter
-from antiphon.cli.server_client import Events, ServerClient, ServerUnreachable
-from antiphon.cli.settings import load_settings, read_key, server_url
+from antiphon.cli.server_client import Events, ServerClient, find_running_server
+from antiphon.cli.settings import load_settings, read_key
 from antiphon.errors import AntiphonError
 from antiphon.protocol import events as wire
 from antiphon.protocol.items import FunctionCall
@@ -169,13 +169,9 @@ def _connect(arguments: Namespace, writer: AnswerWriter) -> ChatClient:
     key = read_key(arguments)
     if arguments.url:
         return ServerClient(arguments.url, key=key)
-    if not arguments.local:
-        # The keys in the settings belong to the configured server. They are sent to no other address.
-        own_key = settings.api_keys[0].key if settings.api_keys else None
-        client = ServerClient(server_url(settings), key=key or own_key)
-        with contextlib.suppress(ServerUnreachable):
-            client.models()
-            return client
+    client = None if arguments.local else find_running_server(settings, key=key)
+    if client is not None:
+        return client
     writer.note("loading the model into this process ...")
     return _start_engine(settings)
 

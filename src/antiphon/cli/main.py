@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -158,6 +159,7 @@ def _add_run(commands: Commands) -> None:
         "Exit status: 0 answer, 1 failure, 2 invalid arguments, 3 tool calls wait for approval, 4 limit reached, "
         "130 interrupted."
     )
+    command.set_defaults(report_usage_error=command.error)
     subject = command.add_mutually_exclusive_group(required=True)
     subject.add_argument("task", nargs="?", metavar="TASK", help="the task; - reads it from standard input")
     subject.add_argument("--resume", metavar="RUN_ID", help="resume this run with its original options")
@@ -168,7 +170,10 @@ def _add_run(commands: Commands) -> None:
         metavar="MODULE",
         help="load tools from module, module:name or file.py; repeatable",
     )
-    command.add_argument("--url", help="server with the model (default: run the model in this process)")
+    command.add_argument(
+        "--url", help="server with the model (default: the configured server if it runs, else this process)"
+    )
+    command.add_argument("--local", action="store_true", default=None, help="run the model in this process")
     command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
     command.add_argument("--model", metavar="NAME", help="model to use (default: the first available)")
     command.add_argument("--instructions", metavar="TEXT", help="system instructions for the model")
@@ -178,31 +183,71 @@ def _add_run(commands: Commands) -> None:
     command.add_argument(
         "--prices",
         type=_parse_prices,
-        metavar="IN,OUT",
-        help="prices per million input and output tokens; with them the cost is shown",
+        metavar="IN,OUT[,CACHED]",
+        help="prices per million input, output and cached input tokens; with them the cost is shown",
     )
+    command.add_argument("--currency", metavar="CODE", help="currency of the prices (default: USD)")
     _add_approval_and_format(command)
 
 
 def _add_approval_and_format(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="approve every tool call that needs approval")
+    command.add_argument(
+        "--repeat-interrupted",
+        action="store_true",
+        help="make calls again that were running when the run was interrupted and may have happened",
+    )
     command.add_argument("--json", action="store_true", help="print the events of the run as JSON, one per line")
 
 
-def _parse_prices(text: str) -> tuple[float, float]:
-    input_price, output_price = text.split(",")
-    return float(input_price), float(output_price)
+def _parse_prices(text: str) -> tuple[float, ...]:
+    try:
+        prices = tuple(float(price) for price in text.split(","))
+    except ValueError:
+        prices = ()
+    if len(prices) not in (2, 3) or not all(0 <= price < math.inf for price in prices):
+        raise argparse.ArgumentTypeError(f"{text!r} is not IN,OUT or IN,OUT,CACHED with numbers of at least 0")
+    return prices
+
+
+def _parse_days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1
+    if not 0 <= days < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+    return days
 
 
 def _add_runs(commands: Commands) -> None:
-    command = _add_command(commands, "runs", "list the runs of agents, newest first; show or resume one")
+    command = _add_command(commands, "runs", "list the runs of agents, newest first; show, resume or delete one")
     actions = command.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    listed = _add_command(actions, "list", "list the runs, newest first (the default)", nested=True)
+    listed.add_argument("--limit", type=int, metavar="N", help="maximum number of runs (default: 100)")
+    listed.add_argument("--state", metavar="STATE", help="list only the runs in this state, for example interrupted")
+    listed.add_argument("--json", action="store_true", help="print the runs as JSON, one per line")
     show = _add_command(actions, "show", "print the steps of a run", nested=True)
+    show.add_argument("--json", action="store_true", help="print the run as JSON")
+    _add_delete_and_prune(actions)
     resume = _add_command(actions, "resume", "resume a run with its original options", nested=True)
     for action in (show, resume):
         action.add_argument("id", metavar="RUN_ID", help="id of the run")
     _add_force(resume)
     _add_approval_and_format(resume)
+
+
+def _add_delete_and_prune(actions: Commands) -> None:
+    delete = _add_command(actions, "delete", "delete runs with their steps", nested=True)
+    delete.add_argument("ids", nargs="+", metavar="RUN_ID", help="id of a run")
+    delete.add_argument("--force", action="store_true", help="delete a run although a process executes it")
+    prune = _add_command(actions, "prune", "delete old runs: by default those that cannot be resumed", nested=True)
+    prune.add_argument(
+        "--older-than", type=_parse_days, required=True, metavar="DAYS", help="days since the last step of a run"
+    )
+    prune.add_argument("--all", action="store_true", help="also delete runs that could be resumed")
+    prune.add_argument("--state", action="append", metavar="STATE", help="delete only runs in this state; repeatable")
+    prune.add_argument("--dry-run", action="store_true", help="print the runs and delete nothing")
 
 
 def _add_force(command: argparse.ArgumentParser) -> None:
@@ -225,6 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = build_parser().parse_args(argv)
+        if arguments.command == "run" and arguments.force and arguments.resume is None:
+            arguments.report_usage_error("argument --force: a new run has no other process; use it with --resume")
         command = importlib.import_module(f"antiphon.cli.{arguments.command}")
         status: int = command.run(arguments)
     except KeyboardInterrupt:

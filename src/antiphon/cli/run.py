@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,23 +16,32 @@ from antiphon.agent.agent import Agent
 from antiphon.agent.journal import load
 from antiphon.agent.outcome import Outcome, RunEvents, read_outcome
 from antiphon.agent.ownership import is_executed
+from antiphon.agent.run_records import prune_runs
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
 from antiphon.cli.main import INTERRUPTED
-from antiphon.cli.run_options import LEDGER_FILE, RunOptions, load_run_options, parse_run_options, save_run_options
+from antiphon.cli.run_options import (
+    LEDGER_FILE,
+    RunOptions,
+    delete_run_options,
+    load_run_options,
+    parse_run_options,
+    save_run_options,
+)
 from antiphon.cli.run_report import JsonReport, RunReport, TerminalReport, describe_call, describe_end
-from antiphon.cli.server_client import ServerClient
+from antiphon.cli.server_client import ServerClient, find_running_server
 from antiphon.cli.settings import load_settings, read_secret
 from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.store.ledger import SqliteLedger
-from antiphon.tools.base import ToolInvocation
+from antiphon.tools.base import PendingToolCall
 from antiphon.tools.loading import load_tools
 
 NEEDS_APPROVAL, LIMIT_REACHED = 3, 4
+_DAY_SECONDS = 86400.0
 _EXIT_STATUSES = {"final": 0, "decision": 0, "failed": 1, "needs_approval": NEEDS_APPROVAL, "cancelled": INTERRUPTED}
 
 
@@ -67,8 +76,10 @@ class _RunSession:
         self._resumed_id: str | None = arguments.resume
         self._run_id = self._resumed_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(4)}"
         self._force: bool = arguments.force
-        self._approve_all: bool = arguments.yes
-        self._report: RunReport = JsonReport() if arguments.json else TerminalReport(prices=options.make_prices())
+        self._approves: bool = arguments.yes
+        self._repeats_interrupted: bool = arguments.repeat_interrupted
+        self._prices = options.make_prices(settings)
+        self._report: RunReport = JsonReport() if arguments.json else TerminalReport(prices=self._prices)
         # With JSON output, standard output is read by a program.
         self._can_ask = sys.stdin.isatty() and not arguments.json
         self._cancel = asyncio.Event()
@@ -76,17 +87,18 @@ class _RunSession:
     async def execute(self) -> Outcome:
         ledger = SqliteLedger(self._settings.data_dir / LEDGER_FILE)
         try:
+            await self._prune(ledger)
             if self._resumed_id is not None:
                 self._report.set_usage((await load(self._run_id, ledger)).state.usage)
             tools = load_tools(self._options.tools, directory=Path(self._options.directory))
-            async with _open_transport(self._settings, self._options) as (transport, model):
+            async with _open_transport(self._settings, self._options, self._report) as (transport, model):
                 agent = Agent(
                     model=model,
                     transport=transport,
                     instructions=self._options.instructions,
                     tools=tools,
                     limits=self._options.make_limits(),
-                    prices=self._options.make_prices(),
+                    prices=self._prices,
                 )
                 outcome = await self._run_agent(agent, ledger)
         finally:
@@ -105,13 +117,19 @@ class _RunSession:
             events = agent.resume_stream(self._run_id, ledger=ledger, force=self._force, cancel=self._cancel)
         outcome = await self._show_events(events)
         while outcome.kind == "needs_approval":
-            started = (await load(self._run_id, ledger)).state.started_calls
-            approvals = self._decide(outcome.pending, started)
+            approvals = self._decide(outcome.pending)
             if approvals is None:
                 break
             events = agent.resume_stream(self._run_id, approvals=approvals, ledger=ledger, cancel=self._cancel)
             outcome = await self._show_events(events)
         return outcome
+
+    async def _prune(self, ledger: Ledger) -> None:
+        """Delete the runs that are older than the setting permits, but never the run to resume."""
+        days = self._settings.run_retention_days
+        if days and self._resumed_id is None:
+            for run_id in await prune_runs(ledger, older_than=days * _DAY_SECONDS, statuses=None):
+                delete_run_options(self._settings, run_id)
 
     async def _refuse_live_run(self, ledger: Ledger) -> None:
         """Raise RunTaken if a process executes the run. Its options must not be replaced."""
@@ -138,22 +156,31 @@ class _RunSession:
             os._exit(INTERRUPTED)
         self._cancel.set()
 
-    def _decide(self, pending: Iterable[ToolInvocation], started: set[str]) -> dict[str, bool] | None:
-        """Return the decision on each call by its id, or None if there is no person to ask."""
-        if self._approve_all:
-            return {call.call_id: True for call in pending}
-        if not self._can_ask:
-            return None
-        try:
-            return {call.call_id: _ask(call, started=call.call_id in started) for call in pending}
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return None
+    def _decide(self, pending: Sequence[PendingToolCall]) -> dict[str, bool] | None:
+        """Return the decisions by the ids of the calls, or None if there are none.
+
+        The options decide on the calls that they apply to, and the person at the terminal on the others.
+        """
+        decisions = {call.call_id: True for call in pending if self._is_approved(call)}
+        if self._can_ask:
+            try:
+                for call in pending:
+                    if call.call_id not in decisions:
+                        decisions[call.call_id] = _ask(call)
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return None
+        return decisions or None
+
+    def _is_approved(self, call: PendingToolCall) -> bool:
+        """Return True if an option of the command approves this call."""
+        return self._repeats_interrupted if call.reason == "may_have_happened" else self._approves
 
 
-def _ask(call: ToolInvocation, *, started: bool) -> bool:
-    if started:
+def _ask(call: PendingToolCall) -> bool:
+    if call.reason == "may_have_happened":
         print("This call was running when the process ended. It may have taken effect.")
+        print(f"Its idempotency key is {call.idempotency_key}.")
     while True:
         answer = input(f"{describe_call(call)}: make this call? [y/n] ").strip().lower()
         if answer in ("y", "yes", "n", "no"):
@@ -168,18 +195,21 @@ def _read_task(task: str) -> str:
 
 
 @asynccontextmanager
-async def _open_transport(settings: Settings, options: RunOptions) -> AsyncIterator[tuple[Transport, str]]:
-    """Yield a transport and the name of the model, on the server that `--url` names or in this process."""
-    if options.url is not None:
-        key = read_secret(options.key_env, option="--key-env") if options.key_env else None
-        client = ServerClient(options.url, key=key)
-        model = options.model or _first_model(client.models())
-        transport = HttpTransport(f"{client.url}/v1", api_key=key)
+async def _open_transport(
+    settings: Settings, options: RunOptions, report: RunReport
+) -> AsyncIterator[tuple[Transport, str]]:
+    """Yield a transport and the name of the model, on a server or in this process."""
+    client = await asyncio.to_thread(_find_server, settings, options)
+    if client is not None:
+        model = options.model or _first_model(await asyncio.to_thread(client.models))
+        report.note(f"{model} in {client.url}")
+        transport = HttpTransport(f"{client.url}/v1", api_key=client.key)
         try:
             yield transport, model
         finally:
             await transport.close()
         return
+    report.note("loading the model into this process ...")
     engine = build_engine(settings)
     await engine.start()
     try:
@@ -187,6 +217,14 @@ async def _open_transport(settings: Settings, options: RunOptions) -> AsyncItera
         yield LocalTransport(engine, project=DEFAULT_PROJECT), model
     finally:
         await engine.close()
+
+
+def _find_server(settings: Settings, options: RunOptions) -> ServerClient | None:
+    """Return the server that `--url` names, else the configured server if it runs and `--local` is not set."""
+    key = read_secret(options.key_env, option="--key-env") if options.key_env else None
+    if options.url is not None:
+        return ServerClient(options.url, key=key)
+    return None if options.local else find_running_server(settings, key=key)
 
 
 def _first_model(models: list[str]) -> str:

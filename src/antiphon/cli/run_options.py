@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.agent.limits import Limits, Prices
 from antiphon.config import Settings
@@ -33,14 +33,26 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     max_turns: int | None = None
     max_tokens: int | None = None
     deadline: float | None = None
-    prices: tuple[float, float] | None = None
+    prices: tuple[float, ...] | None = None
+    currency: str | UnsetType = UNSET
+    local: bool | UnsetType = UNSET
 
     def make_limits(self) -> Limits:
         limits = Limits(tokens=self.max_tokens, seconds=self.deadline)
         return limits if self.max_turns is None else msgspec.structs.replace(limits, turns=self.max_turns)
 
-    def make_prices(self) -> Prices | None:
-        return None if self.prices is None else Prices(input=self.prices[0], output=self.prices[1])
+    def make_prices(self, settings: Settings) -> Prices | None:
+        """Return the prices of the options, else those of the settings."""
+        prices = self.prices or settings.run_prices
+        if not prices:
+            return None
+        input_price, output_price, *cached = prices
+        return Prices(
+            input=input_price,
+            output=output_price,
+            cached=cached[0] if cached else None,
+            currency=self.currency or settings.run_currency,
+        )
 
 
 def parse_run_options(arguments: Namespace) -> RunOptions:
@@ -60,14 +72,22 @@ def save_run_options(settings: Settings, run_id: str, options: RunOptions) -> No
 
 def load_run_options(settings: Settings, run_id: str, arguments: Namespace) -> RunOptions:
     """Return the stored options of a run, overridden by those on the command line."""
+    return msgspec.structs.replace(find_run_options(settings, run_id), **_collect_options(arguments))
+
+
+def find_run_options(settings: Settings, run_id: str) -> RunOptions:
+    """Return the stored options of a run; the defaults if there are none, because a program has started it."""
     path = _options_path(settings, run_id)
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=RunOptions)
+        return msgspec.json.decode(path.read_bytes(), type=RunOptions)
     except FileNotFoundError:
-        stored = RunOptions(directory=str(Path.cwd()))
+        return RunOptions(directory=str(Path.cwd()))
     except (OSError, msgspec.DecodeError) as error:
         raise AntiphonError(f"Cannot read {path}: {error}") from None
-    return msgspec.structs.replace(stored, **_collect_options(arguments))
+
+
+def delete_run_options(settings: Settings, run_id: str) -> None:
+    _options_path(settings, run_id).unlink(missing_ok=True)
 
 
 def _options_path(settings: Settings, run_id: str) -> Path:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,10 +21,11 @@ from antiphon.agent.outcome import (
     ToolStarted,
     TurnFinished,
     TurnRestarted,
+    TurnStarted,
 )
 from antiphon.cli.answer_writer import AnswerWriter
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import ToolInvocation
+from antiphon.tools.base import PendingToolCall, ToolInvocation
 
 _MAX_LINE_LENGTH = 160
 
@@ -36,6 +38,9 @@ class JsonReport:
 
     def show(self, event: RunEvent) -> None:
         print(msgspec.json.encode(_drop_state(event)).decode(), flush=True)
+
+    def note(self, text: str) -> None:
+        """Do nothing: standard output has only the events."""
 
     def set_usage(self, usage: Usage) -> None:
         """Do nothing: the events contain no totals."""
@@ -63,13 +68,23 @@ class TerminalReport:
         self._writer = AnswerWriter(out, live=out.isatty())
         self._prices = prices
         self._usage = Usage(0, 0, 0)
+        self._is_reasoning = False
+
+    def note(self, text: str) -> None:
+        self._writer.note(text)
 
     def set_usage(self, usage: Usage) -> None:
         """Set the usage of a resumed run so far."""
         self._usage = usage
 
     def show(self, event: RunEvent) -> None:
+        if isinstance(event, ReasoningDelta) and not self._is_reasoning:
+            self._writer.end_line()
+            self._writer.write("reasoning: ", dim=True)
+        self._is_reasoning = isinstance(event, ReasoningDelta)
         match event:
+            case TurnStarted():
+                self._writer.show_status("reading ...")
             case TextDelta() if self._is_live:
                 self._writer.write(event.text)
             case ReasoningDelta():
@@ -101,11 +116,28 @@ class TerminalReport:
         self._writer.note(f"{outcome.run_id}: {count}")
 
     def _format_usage(self, usage: Usage) -> str:
-        cost = "" if self._prices is None else f", {self._prices.of(usage):.4f}"
+        cost = "" if self._prices is None else f", {format_cost(self._prices.of(usage), self._prices.currency)}"
         return f"{usage.total_tokens:,} tokens{cost}"
 
 
 RunReport = JsonReport | TerminalReport
+
+
+def format_cost(cost: float, currency: str | None) -> str:
+    return f"{cost:.4f} {currency or ''}".rstrip()
+
+
+def describe_pending(pending: Sequence[PendingToolCall]) -> list[str]:
+    """Return two lines for each call: the call, and why it waits with its idempotency key."""
+    reasons = {
+        "needs_approval": "needs approval",
+        "may_have_happened": "may have happened: it was running when the run was interrupted",
+    }
+    lines = []
+    for call in pending:
+        lines += [f"  {call.call_id}  {describe_call(call)}", f"    {reasons[call.reason]}"]
+        lines[-1] += f"; key {call.idempotency_key}" if call.idempotency_key else ""
+    return lines
 
 
 def describe_call(call: ToolInvocation) -> str:
@@ -130,13 +162,14 @@ def describe_end(outcome: Outcome, *, config: str | None) -> list[str]:
     raised = resume.replace("runs resume", "run --resume") + _LIMIT_OPTIONS.get(outcome.kind, "")
     match outcome.kind:
         case "needs_approval":
-            pending = [f"  {call.call_id}  {describe_call(call)}" for call in outcome.pending]
-            return [
-                "these calls wait for approval:",
-                *pending,
-                f"To decide on each call: {resume}",
-                f"To approve all calls:   {resume} --yes",
-            ]
+            reasons = {call.reason for call in outcome.pending}
+            lines = ["these calls wait for a decision:", *describe_pending(outcome.pending)]
+            lines.append(f"To decide on each call: {resume}")
+            if "needs_approval" in reasons:
+                lines.append(f"To approve the calls that need approval: {resume} --yes")
+            if "may_have_happened" in reasons:
+                lines.append(f"To make the calls again that may have happened: {resume} --repeat-interrupted")
+            return lines
         case "cancelled":
             return [f"stopped. To continue: {resume}"]
         case "failed":

@@ -1,103 +1,188 @@
-"""`antiphon runs`: list, show and resume the agent runs on this machine."""
+"""`antiphon runs`: list, show, resume and delete the agent runs on this machine."""
 
 import asyncio
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from antiphon.agent.history import join_text
-from antiphon.agent.journal import Journal, load
-from antiphon.agent.ownership import is_executed
+from antiphon.agent.run_records import FINISHED, RunRecord, delete_run, list_runs, prune_runs, read_run
 from antiphon.cli import run as run_command
-from antiphon.cli.run_options import LEDGER_FILE
-from antiphon.cli.run_report import as_text, describe_call, shorten
+from antiphon.cli.run_options import LEDGER_FILE, delete_run_options, find_run_options
+from antiphon.cli.run_report import as_text, describe_call, describe_pending, format_cost, shorten
 from antiphon.cli.settings import load_settings
-from antiphon.ledger import RunSummary
+from antiphon.config import Settings
+from antiphon.errors import AntiphonError, InvalidRequest
+from antiphon.ledger import Ledger, RunSummary
 from antiphon.protocol.json_text import JsonObject
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolInvocation
 
+T = TypeVar("T")
+
 MAX_LISTED = 100
+_DAY_SECONDS = 86400.0
+_HEADER = ("RUN", "STATE", "MODEL", "COST", "UPDATED", "TASK")
+
+
+class ListedRun(Struct, frozen=True, kw_only=True):
+    """A run in the list. `model` and `cost` are None if its entries cannot be read."""
+
+    run_id: str
+    state: str
+    model: str | None
+    cost: float | None
+    currency: str | None
+    updated_at: int
+    task: str
 
 
 def run(arguments: Namespace) -> int:
     if arguments.action == "resume":
         return run_command.run(Namespace(**vars(arguments) | {"resume": arguments.id}))
-    path = load_settings(arguments).data_dir / LEDGER_FILE
-    if arguments.action == "show":
-        journal, status = asyncio.run(_load(SqliteLedger(path), arguments.id))
-        print("\n".join(describe_run(journal, status)))
+    settings = load_settings(arguments)
+    actions = {"show": _show, "delete": _delete, "prune": _prune}
+    return actions.get(arguments.action, _list)(arguments, settings)
+
+
+def _list(arguments: Namespace, settings: Settings) -> int:
+    limit = getattr(arguments, "limit", None) or MAX_LISTED
+    wanted = getattr(arguments, "state", None)
+
+    async def read(ledger: Ledger) -> list[ListedRun]:
+        runs = await list_runs(ledger, limit=limit)
+        return [await _read_listed(ledger, settings, each) for each in runs if wanted in (None, each.status)]
+
+    runs = _use_ledger(settings, read) or []
+    if getattr(arguments, "json", False):
+        for each in runs:
+            print(msgspec.json.encode(each).decode())
         return 0
-    runs = asyncio.run(_list(SqliteLedger(path))) if path.exists() else []
     for line in describe_list(runs):
         print(line)
-    if any(find_status(each) == "interrupted" for each in runs):
+    if any(each.state == "interrupted" for each in runs):
         print("To continue an interrupted run: antiphon runs resume RUN_ID", file=sys.stderr)
     if not runs:
         print("There are no runs. 'antiphon run' starts one.", file=sys.stderr)
     return 0
 
 
-async def _list(ledger: SqliteLedger) -> list[RunSummary]:
-    """Return the newest runs without those of subagents, which belong to the run of their parent."""
-    limit = MAX_LISTED
+def _show(arguments: Namespace, settings: Settings) -> int:
+    async def read(ledger: Ledger) -> RunRecord:
+        prices = find_run_options(settings, arguments.id).make_prices(settings)
+        return await read_run(ledger, arguments.id, prices=prices)
+
+    record = _use_ledger(settings, read)
+    if record is None:
+        raise _make_not_found(arguments.id)
+    if arguments.json:
+        print(msgspec.json.encode(record).decode())
+    else:
+        print("\n".join(describe_run(record)))
+    return 0
+
+
+def _delete(arguments: Namespace, settings: Settings) -> int:
+    async def delete(ledger: Ledger) -> bool:
+        for run_id in arguments.ids:
+            await delete_run(ledger, run_id, force=arguments.force)
+            delete_run_options(settings, run_id)
+            print(f"deleted {run_id}")
+        return True
+
+    if _use_ledger(settings, delete) is None:
+        raise _make_not_found(arguments.ids[0])
+    return 0
+
+
+def _prune(arguments: Namespace, settings: Settings) -> int:
+    statuses = arguments.state or (None if arguments.all else FINISHED)
+
+    async def prune(ledger: Ledger) -> list[str]:
+        seconds = arguments.older_than * _DAY_SECONDS
+        return await prune_runs(ledger, older_than=seconds, statuses=statuses, dry_run=arguments.dry_run)
+
+    pruned = _use_ledger(settings, prune) or []
+    for run_id in pruned:
+        if not arguments.dry_run:
+            delete_run_options(settings, run_id)
+        print(f"{'would delete' if arguments.dry_run else 'deleted'} {run_id}")
+    print(f"{len(pruned)} runs", file=sys.stderr)
+    return 0
+
+
+def _use_ledger(settings: Settings, work: Callable[[Ledger], Awaitable[T]]) -> T | None:
+    """Return the result of the work; None if there is no ledger yet."""
+    path = settings.data_dir / LEDGER_FILE
+    return asyncio.run(_open_ledger(path, work)) if path.exists() else None
+
+
+async def _open_ledger(path: Path, work: Callable[[Ledger], Awaitable[T]]) -> T:
+    ledger = SqliteLedger(path)
     try:
-        while True:
-            runs = await ledger.runs(limit=limit)
-            # The ids of subagents' runs contain a colon.
-            own = [each for each in runs if ":" not in each.run_id][:MAX_LISTED]
-            if len(own) == MAX_LISTED or len(runs) < limit:
-                return own
-            limit *= 4
+        return await work(ledger)
     finally:
         await ledger.close()
 
 
-async def _load(ledger: SqliteLedger, run_id: str) -> tuple[Journal, str]:
-    """Return a run and its status."""
+def _make_not_found(run_id: str) -> AntiphonError:
+    return InvalidRequest(f"There is no run with id '{run_id}'.", param="run_id", code="run_not_found")
+
+
+async def _read_listed(ledger: Ledger, settings: Settings, run: RunSummary) -> ListedRun:
     try:
-        journal, lease = await load(run_id, ledger), await ledger.find_lease(run_id)
-    finally:
-        await ledger.close()
-    ended = journal.state.ended
-    if ended is not None:
-        return journal, ended.kind
-    return journal, "running" if is_executed(lease) else "interrupted"
+        prices = find_run_options(settings, run.run_id).make_prices(settings)
+        record = await read_run(ledger, run.run_id, prices=prices)
+    except AntiphonError:
+        # The list shows the others nevertheless. `antiphon runs show` reports the error.
+        record = None
+    return ListedRun(
+        run_id=run.run_id,
+        state=run.status,
+        model=None if record is None else record.model or None,
+        cost=None if record is None else record.cost,
+        currency=None if record is None else record.currency,
+        updated_at=run.updated_at,
+        task=run.title,
+    )
 
 
-def describe_list(runs: Sequence[RunSummary]) -> list[str]:
-    statuses = [find_status(each) for each in runs]
-    width = max(map(len, statuses), default=0)
-    return [
-        f"{each.run_id}  {status:{width}}  {_format_time(each.updated_at)}  {shorten(each.title)}"
-        for each, status in zip(runs, statuses, strict=True)
-    ]
+def describe_list(runs: Sequence[ListedRun]) -> list[str]:
+    """Return the table of the runs as lines, with a header; none without runs."""
+    if not runs:
+        return []
+    rows = [_HEADER, *map(_make_row, runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
+    padded = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] for row in rows]
+    return ["  ".join([*cells, row[-1]]) for cells, row in zip(padded, rows, strict=True)]
 
 
-def find_status(run: RunSummary) -> str:
-    """Return the status of a run. One that no process executes any more is "interrupted"."""
-    if run.status != "running":
-        return run.status
-    return "running" if is_executed(run.lease) else "interrupted"
+def _make_row(run: ListedRun) -> tuple[str, ...]:
+    cost = "-" if run.cost is None else format_cost(run.cost, run.currency)
+    return run.run_id, run.state, run.model or "-", cost, _format_time(run.updated_at), shorten(run.task)
 
 
-def describe_run(journal: Journal, status: str) -> list[str]:
+def describe_run(record: RunRecord) -> list[str]:
     """Return the status, the totals, the messages and the tool calls of a run, as lines."""
-    state = journal.state
+    cost = "" if record.cost is None else f", {format_cost(record.cost, record.currency)}"
+    tokens = f"{record.usage.total_tokens:,} tokens"
     lines = [
-        f"{journal.run_id}  {status}",
-        f"{state.turns} turns, {state.tool_calls} calls, {state.usage.total_tokens:,} tokens",
+        f"{record.run_id}  {record.status}  {record.model or 'unknown model'}",
+        f"{record.turns} turns, {record.tool_calls} calls, {tokens}{cost}",
         "",
     ]
-    for item in state.history:
+    for item in record.history:
         lines += _describe_item(item)
-    if state.open_calls:
-        lines += [
-            "",
-            "calls without a result:",
-            *(f"  {call.call_id}  {describe_call(call)}" for call in state.open_calls),
-        ]
+    if record.pending:
+        lines += ["", "calls that wait for a decision:", *describe_pending(record.pending)]
+    if record.status not in (*FINISHED, "running"):
+        lines += ["", f"To continue: antiphon runs resume {record.run_id}"]
     return lines
 
 

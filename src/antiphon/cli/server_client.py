@@ -4,11 +4,12 @@ import http.client
 import json
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from antiphon.cli.settings import server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Event
@@ -16,6 +17,9 @@ from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import SseDecoder
+
+if TYPE_CHECKING:
+    from antiphon.config import Settings
 
 CONNECT_SECONDS = 5
 READ_SECONDS = 600
@@ -48,6 +52,7 @@ class ServerClient:
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.key = key
         self._secure, self._host, self._port, self._path = _split_url(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if key:
@@ -119,6 +124,20 @@ class ServerClient:
             raise ServerUnreachable(f"Cannot connect to {self.url}: {error.strerror or error}.") from None
         connection.sock.settimeout(READ_SECONDS)
         return connection
+
+
+def find_running_server(settings: "Settings", *, key: str | None) -> ServerClient | None:
+    """Return a client for the configured server, or None if it does not run.
+
+    Without `key` the first key of the settings is used. It belongs to this server and is sent to no other address.
+    """
+    own_key = settings.api_keys[0].key if settings.api_keys else None
+    client = ServerClient(server_url(settings), key=key or own_key)
+    try:
+        client.models()
+    except ServerUnreachable:
+        return None
+    return client
 
 
 def _split_url(url: str) -> tuple[bool, str, int | None, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from antiphon.errors import ConfigError, ServerError, Unavailable
-from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation
+from antiphon.errors import ConfigError, ServerError, StoreLost, Unavailable
+from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation, find_first_run
 from antiphon.store.migration_files import Migration
 from antiphon.store.sqlite.database import connect, create_file
+from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.migrations import migrate
 
 _Result = TypeVar("_Result")
@@ -69,6 +71,10 @@ _HOLD = """
     WHERE run_id = :run_id AND owner IN ('', :owner, :instead_of)
 """
 _RELEASE = "UPDATE runs SET owner = '', leased_until = 0, active_at = :now WHERE run_id = :run_id AND owner = :owner"
+_FIND_OWNER = "SELECT owner FROM runs WHERE run_id = ?"
+# The ids that begin with the id of the run and a colon: `;` is the character after it.
+_FIND_SUBAGENTS = "SELECT run_id FROM runs WHERE run_id > :run_id || ':' AND run_id < :run_id || ';'"
+_DELETE = ("DELETE FROM entries WHERE run_id = ?", "DELETE FROM runs WHERE run_id = ?")
 _LEASE = "owner, leased_until - :now, :now - active_at"
 _FIND_LEASE = f"SELECT {_LEASE} FROM runs WHERE run_id = :run_id"
 _LIST = f"SELECT run_id, created_at, updated_at, status, title, {_LEASE} FROM runs ORDER BY position DESC LIMIT :limit"
@@ -78,7 +84,8 @@ class SqliteLedger:
     """A ledger in a SQLite file. Several processes can use the file. It is created and opened on first use.
 
     The ledger has its own thread, because tools can block all threads of the default executor. One ledger can serve
-    several event loops, one after the other.
+    several event loops, one after the other. If the files are deleted or replaced while they are open, the next entry
+    raises StoreLost: SQLite would write it to a file that nobody finds again.
     """
 
     def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time) -> None:
@@ -86,6 +93,7 @@ class SqliteLedger:
         self._now = now
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._connection: sqlite3.Connection | None = None
+        self._files: DatabaseFiles | None = None
         self._closed = False
 
     async def append(
@@ -115,6 +123,9 @@ class SqliteLedger:
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
         return await self._submit(self._list, limit)
 
+    async def delete(self, run_id: str, *, owner: str = "") -> bool:
+        return await defer_cancellation(self._submit(self._delete, run_id, owner))
+
     async def close(self) -> None:
         if not self._closed:
             closing = self._submit(self._disconnect)
@@ -136,25 +147,49 @@ class SqliteLedger:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _open(self._path)
+            self._connection, self._files = _open(self._path)
         return self._connection
 
     def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, files = self._connection, self._files
+        self._connection = self._files = None
+        if connection is None or files is None:
+            return
+        files.close()
+        if files.can_be_closed:
+            connection.close()
+        else:
+            # SQLite would delete the log of another file. The thread keeps the connection open until the process ends.
+            threading.Thread(target=_wait_for_ever, args=(connection,), name="lost-ledger", daemon=True).start()
+
+    def _begin(self) -> sqlite3.Connection:
+        """Return the connection in a new transaction. Raises StoreLost if the files cannot take it."""
+        connection = self._connect()
+        if self._files is not None and self._files.is_check_due():
+            self._raise_if_lost(self._files.find_damage())
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        """Commit. Raises StoreLost unless the data is in the files at the path."""
+        connection.execute("COMMIT")
+        if self._files is not None:
+            self._raise_if_lost(self._files.find_loss())
+
+    def _raise_if_lost(self, loss: str | None) -> None:
+        if loss is not None:
+            raise StoreLost(f"The ledger is lost, and the run cannot go on: {loss}.")
 
     def _append(
         self, run_id: str, number: int, entry: bytes, status: str | None, title: str, holder: Holder | None
     ) -> None:
-        connection = self._connect()
-        connection.execute("BEGIN IMMEDIATE")
+        connection = self._begin()
         try:
             if holder is not None and not connection.execute(_IS_HELD, (holder.run_id, holder.owner)).fetchone():
                 raise RunTaken(holder.run_id)
             connection.execute(_APPEND, (run_id, number, entry))
             connection.execute(_UPDATE_RUN, {"run_id": run_id, "now": self._now(), "status": status, "title": title})
-            connection.execute("COMMIT")
+            self._commit(connection)
         except sqlite3.IntegrityError:
             raise RunTaken(run_id) from None
         finally:
@@ -175,6 +210,22 @@ class SqliteLedger:
         row = self._connect().execute(_FIND_LEASE, {"run_id": run_id, "now": self._now()}).fetchone()
         return None if row is None else Lease(*row)
 
+    def _delete(self, run_id: str, owner: str) -> bool:
+        connection = self._begin()
+        try:
+            if connection.execute(_FIND_OWNER, (run_id,)).fetchone() != (owner,):
+                return False
+            related = [each for (each,) in connection.execute(_FIND_SUBAGENTS, {"run_id": run_id})]
+            deleted = [(run_id,), *((each,) for each in related if find_first_run(each) == run_id)]
+            for statement in _DELETE:
+                connection.executemany(statement, deleted)
+            self._commit(connection)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        connection.execute("PRAGMA incremental_vacuum").fetchall()
+        return True
+
     def _list(self, limit: int) -> list[RunSummary]:
         rows = self._connect().execute(_LIST, {"limit": limit, "now": self._now()})
         return [
@@ -190,18 +241,26 @@ class SqliteLedger:
         ]
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> tuple[sqlite3.Connection, DatabaseFiles]:
+    files = DatabaseFiles(path)
     try:
         create_file(path)
+        opened = files.identify()
         connection = connect(path)
         try:
             migrate(connection, _MIGRATIONS, path=str(path))
+            (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+            files.record(opened, page_size=page_size)
         except BaseException:
             connection.close()
             raise
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"The ledger {path} cannot be opened: {error}") from error
-    return connection
+    return connection, files
+
+
+def _wait_for_ever(_: sqlite3.Connection) -> None:
+    threading.Event().wait()
 
 
 class _StoredLease(msgspec.Struct):
@@ -276,6 +335,13 @@ class MemoryLedger:
             msgspec.structs.replace(run, lease=lease if lease is not None and lease.owner else None)
             for run, lease in zip(newest, leases, strict=True)
         ]
+
+    async def delete(self, run_id: str, *, owner: str = "") -> bool:
+        if run_id not in self._runs or self._leases[run_id].owner != owner:
+            return False
+        for each in [run_id, *(other for other in self._runs if find_first_run(other) == run_id)]:
+            del self._runs[each], self._entries[each], self._leases[each]
+        return True
 
     async def close(self) -> None:
         """Do nothing: there is no file."""
