@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from antiphon.store.ledger import MemoryLedger, SqliteLedger
     from antiphon.tools.base import (
         ModelRetry,
-        PendingCall,
+        PendingToolCall,
         RunContext,
         Tool,
         ToolContext,
@@ -75,7 +75,7 @@ __all__ = [
     "Notice",
     "Outcome",
     "OutputCheck",
-    "PendingCall",
+    "PendingToolCall",
     "Prices",
     "ReasoningDelta",
     "Replace",
@@ -131,7 +131,7 @@ _MODULES = {
     "Notice": "antiphon.agent.outcome",
     "Outcome": "antiphon.agent.outcome",
     "OutputCheck": "antiphon.agent.guardrails",
-    "PendingCall": "antiphon.tools.base",
+    "PendingToolCall": "antiphon.tools.base",
     "Prices": "antiphon.agent.limits",
     "ReasoningDelta": "antiphon.agent.outcome",
     "Replace": "antiphon.agent.guardrails",
