@@ -158,6 +158,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     store_min_free_bytes: Annotated[int, Meta(ge=0)] = 16 * 1024 * 1024
     store_wal_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 64 * 1024 * 1024
     store_cache_bytes: Annotated[int, Meta(ge=0)] = 32 * 1024 * 1024
+    store_connections: Annotated[int, Meta(ge=1, le=1000)] = 8
+    store_listen_url: str = ""
     event_page_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 1
     max_answer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
@@ -196,7 +198,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in _TYPES}
-        shown |= {"store": hide_password(self.store), "seal_keys": f"<{len(self.seal_keys)}>"}
+        shown |= {"store": hide_password(self.store), "store_listen_url": hide_password(self.store_listen_url)}
+        shown |= {"seal_keys": f"<{len(self.seal_keys)}>"}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 

@@ -39,6 +39,8 @@ def build_engine(settings: Settings) -> Engine:
         min_free_bytes=settings.store_min_free_bytes,
         wal_bytes=settings.store_wal_bytes,
         chain_cache_bytes=settings.store_cache_bytes,
+        connections=settings.store_connections,
+        listen_url=settings.store_listen_url,
     )
     store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
     return Engine(

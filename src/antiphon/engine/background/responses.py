@@ -4,8 +4,10 @@ The queue is part of the store, so accepting a response and queueing its run are
 when and where a queued run begins.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 from antiphon.engine.background.event_reader import PAGE_BYTES, EventPages, EventReader, make_page
 from antiphon.engine.background.event_writer import make_queued_events
@@ -18,8 +20,9 @@ from antiphon.store.limits import RunLimits
 from antiphon.stream.sse import encode_json_line
 from antiphon.turn_queue import refuse_all, refuse_project
 
-# Interval of polling for a response that another process works on.
+# Interval of polling for a response that another process works on, without reports of the store and with them.
 POLL_SECONDS = 0.25
+REPORTED_POLL_SECONDS = 2.0
 
 
 class BackgroundRun:
@@ -57,11 +60,15 @@ class BackgroundResponses:
         self._lease = lease
         self._limits = limits
         self._stopping = False
+        # Signals of responses that other processes work on. Each exists while a follower holds it.
+        self._signals: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def start(self) -> None:
+        self._store.on_change = self._receive_change
         await self._scheduler.start()
 
     async def close(self) -> None:
+        self._store.on_change = None
         await self._scheduler.close()
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
@@ -83,6 +90,7 @@ class BackgroundResponses:
         """End every `follow`, because the server stops. Clients can resume the streams later or elsewhere."""
         self._stopping = True
         self._scheduler.notify_change()
+        self._set_signals()
         for attempt in self._scheduler.attempts.values():
             attempt.events.notify()
 
@@ -109,7 +117,7 @@ class BackgroundResponses:
             attempt = self._scheduler.attempts.get(key)
             # Read the signal before the log, so that a change during the read is not missed. Only the stored log is
             # read: an attempt may have lost its lease without knowing it, and its events would then be wrong.
-            changed = self._scheduler.changed if attempt is None else attempt.events.changed
+            changed = self._get_signal(key) if attempt is None else attempt.events.changed
             response = None
             if attempt is None and not has_ended:
                 response = await self._store.load_bare_response(*key)
@@ -129,7 +137,7 @@ class BackgroundResponses:
                 await self._check_exists(key)
                 return
             else:
-                await wait_for(changed, POLL_SECONDS if attempt is None else None)
+                await wait_for(changed, self._poll_seconds if attempt is None else None)
         raise Unavailable("The server is shutting down. The stream can be resumed later.")
 
     async def _check_exists(self, key: RunKey) -> None:
@@ -140,11 +148,41 @@ class BackgroundResponses:
         # If the owner has just died, this process can end the run after the lease has expired.
         deadline = time.monotonic() + self._lease + 4 * POLL_SECONDS
         while time.monotonic() < deadline:
-            changed = self._scheduler.changed
+            changed = self._get_signal(key)
             self._scheduler.wake()
             if _has_ended(await self._store.load_bare_response(*key)):
                 return
             await wait_for(changed, POLL_SECONDS)
+
+    @property
+    def _poll_seconds(self) -> float:
+        return REPORTED_POLL_SECONDS if self._store.reports_changes else POLL_SECONDS
+
+    def _get_signal(self, key: RunKey) -> asyncio.Event:
+        """Return an event that is set when a response changes for which this process has no attempt."""
+        if not self._store.reports_changes:
+            return self._scheduler.changed
+        return self._signals.setdefault(key.response_id, asyncio.Event())
+
+    def _set_signals(self) -> None:
+        while self._signals:
+            self._signals.popitem()[1].set()
+
+    def _receive_change(self, kind: str, response_id: str) -> None:
+        """Handle a change that the store reports (`RunQueue.on_change`)."""
+        if kind == "queued":
+            self._scheduler.wake()
+        elif kind == "cancelled":
+            for key in [key for key in self._scheduler.attempts if key.response_id == response_id]:
+                self._scheduler.cancel(key)
+            self._scheduler.wake()
+        elif kind == "events":
+            signal = self._signals.pop(response_id, None)
+            if signal is not None:
+                signal.set()
+        elif kind == "reconnected":
+            self._scheduler.wake()
+            self._set_signals()
 
 
 def _has_ended(response: Response | None) -> bool:

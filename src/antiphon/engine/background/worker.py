@@ -1,7 +1,7 @@
 """The scheduler on the store's own queue: claims runs under leases and works on them.
 
 A run belongs to the process that claimed it for as long as that process renews its lease. When the process dies,
-another one claims the run: the store selects it (`store/sqlite/runs.py`), and `attempt.py` continues it.
+another one claims the run: the store selects it (`store/claims.py`), and `attempt.py` continues it.
 """
 
 import asyncio
