@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -19,15 +20,14 @@ TIMEOUT = 60
 class KillableServer:
     """A server process on a store that outlives it. `kill` sends SIGKILL: the server cannot react."""
 
-    def __init__(self, folder: Path, script: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, folder: Path, script: dict[str, Any], *, store: str = "", **settings: Any) -> None:
         path = folder / f"{time.monotonic_ns()}.toml"
         script_path = path.with_suffix(".json")
         script_path.write_text(json.dumps(script))
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+        default = f"sqlite:///{folder}/store.db"
         backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{script_path}"']
-        path.write_text(
-            "\n".join([f'store = "sqlite:///{folder}/store.db"', 'log_level = "warning"', *lines, *backend])
-        )
+        path.write_text("\n".join([f'store = "{store or default}"', 'log_level = "warning"', *lines, *backend]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "antiphon", "serve", "--config", str(path), "--port", "0"],
             cwd=folder,
@@ -44,6 +44,12 @@ class KillableServer:
         _, errors = self._process.communicate()
         assert "Traceback" not in errors, errors
         assert_no_block(errors)
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         with contextlib.closing(http.client.HTTPConnection(self.address, timeout=TIMEOUT)) as connection:

@@ -198,6 +198,8 @@ def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError
 
 
 def _summarize(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 # The key of the advisory lock under which one process migrates. The schema is part of the key.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon schema ' || current_schema(), 0))"
 
-_HAS_TABLE = "SELECT to_regclass('antiphon_schema') IS NOT NULL"
+# Not to_regclass(): it may use a cache from before the wait for the lock.
+_HAS_TABLE = """
+SELECT EXISTS (SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'antiphon_schema')
+"""
 
 _CREATE = """
 CREATE TABLE antiphon_schema (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)

