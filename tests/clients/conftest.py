@@ -8,6 +8,8 @@ import pytest
 
 from antiphon.backends.embedded.backend import create
 from antiphon.store.location import locate_store
+from antiphon.tools.hosted.registry import HostedTools
+from support.hosted_tool import RecordingTool
 from support.live_server import LiveServer, make_settings
 from support.recording_backend import RecordingBackend
 
@@ -34,7 +36,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[LiveServer]:
-    """Yield a server with the embedded model, `smollm2-135m`."""
-    running = LiveServer({}, make_settings(), others={"embedded": create("embedded", EMBEDDED, Path("unused"))})
+    """Yield a server with the embedded model, `smollm2-135m`, and a hosted tool for `file_search`."""
+    others = {"embedded": create("embedded", EMBEDDED, Path("unused"))}
+    running = LiveServer({}, make_settings(), others=others, hosted_tools=HostedTools([RecordingTool()]))
     yield running
     running.stop()

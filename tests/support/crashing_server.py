@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ TIMEOUT = 60
 class KillableServer:
     """A server process on a store that outlives it. `kill` sends SIGKILL: the server cannot react."""
 
-    def __init__(self, folder: Path, script: dict[str, Any], *, store: str = "", **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: dict[str, Any],
+        *,
+        store: str = "",
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         path = folder / f"{time.monotonic_ns()}.toml"
         script_path = path.with_suffix(".json")
         script_path.write_text(json.dumps(script))
@@ -31,6 +39,7 @@ class KillableServer:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "antiphon", "serve", "--config", str(path), "--port", "0"],
             cwd=folder,
+            env=env,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -56,9 +65,10 @@ class KillableServer:
             connection.request(method, path, None if body is None else json.dumps(body))
             return json.loads(connection.getresponse().read())
 
-    def start_background(self, text: str) -> str:
+    def start_background(self, text: str, **fields: Any) -> str:
         """Create a background response and return its id."""
-        queued = self.ask("POST", "/v1/responses", {"model": "scripted", "input": text, "background": True})
+        body = {"model": "scripted", "input": text, "background": True} | fields
+        queued = self.ask("POST", "/v1/responses", body)
         assert queued["status"] == "queued"
         response_id: str = queued["id"]
         return response_id

@@ -38,11 +38,12 @@ Kind = Literal["file_search", "record"]
 class RecordingTool(HostedTool):
     """Records its effects in `effects`, and in a file of `folder` if there is one.
 
-    A file `hold-before` or `hold-after` in the folder stops every call before or after its effect, for ever. The call
-    then writes `held-before` or `held-after`. In process, `gate` stops a call before its effect.
+    While the folder has a file `hold`, queries that begin with `before` or `after` stop for ever before or after their
+    effect, and write a file `held-QUERY`. In process, `gate` stops a call before its effect. Calls whose arguments
+    contain `repeatable` are repeatable.
     """
 
-    def __init__(self, kind: Kind = "file_search", *, folder: Path | None = None, is_repeatable: bool = False) -> None:
+    def __init__(self, kind: Kind = "file_search", *, folder: Path | None = None) -> None:
         self.kind = kind
         self.types = frozenset({kind})
         self.effects: list[str] = []
@@ -50,7 +51,6 @@ class RecordingTool(HostedTool):
         self.closed = 0
         self.gate: asyncio.Event | None = None
         self.reached = asyncio.Event()
-        self.is_repeatable = is_repeatable
         self._folder = folder
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
@@ -64,16 +64,15 @@ class RecordingTool(HostedTool):
         self.reached.set()
         if self.gate is not None:
             await self.gate.wait()
-        await self._hold("before")
+        await self.hold("before", query)
         self.effects.append(query)
         if self._folder is not None:
             with (self._folder / "effects").open("a") as file:
                 file.write(f"{query}\n")
-        await self._hold("after")
 
-    async def _hold(self, position: str) -> None:
-        if self._folder is not None and (self._folder / f"hold-{position}").exists():
-            (self._folder / f"held-{position}").touch()
+    async def hold(self, position: str, query: str) -> None:
+        if self._folder is not None and query.startswith(position) and (self._folder / "hold").exists():
+            (self._folder / f"held-{query}").touch()
             await asyncio.Event().wait()
 
 
@@ -95,12 +94,14 @@ class _Call(HostedCall):
         self._tool = tool
         self._key = key
         self._is_open = False
+        self._arguments = ""
 
     @property
     def is_repeatable(self) -> bool:
-        return self._tool.is_repeatable
+        return "repeatable" in self._arguments
 
     def write(self, fragment: str) -> Sequence[Delta]:
+        self._arguments += fragment
         return self._open()
 
     def _open(self) -> list[Delta]:
@@ -130,6 +131,8 @@ class _Call(HostedCall):
         for query in queries:
             await self._tool.perform(query)
         yield [self._make_event("completed")]
+        for query in queries:
+            await self._tool.hold("after", query)
         texts = [f"Text about {query}." for query in queries]
         yield [CloseItem(self._key, self._make_item("completed", queries, texts))]
 
@@ -139,8 +142,7 @@ class _Call(HostedCall):
 
 def create(setup: HostedSetup) -> HostedTool:
     """Create the tool of a server process."""
-    folder = Path(os.environ[FOLDER])
-    return RecordingTool("record", folder=folder, is_repeatable=(folder / "is-repeatable").exists())
+    return RecordingTool("record", folder=Path(os.environ[FOLDER]))
 
 
 def install(folder: Path) -> dict[str, str]:

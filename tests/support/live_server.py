@@ -22,6 +22,7 @@ from antiphon.engine.engine import Engine
 from antiphon.server.process import Server, bind_socket
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
+from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 from support.wire_check import RecordingApp
 
 TIMEOUT = 60
@@ -89,12 +90,14 @@ class LiveServer:
         *,
         backend: ScriptedBackend | None = None,
         others: Mapping[str, Backend] | None = None,
+        hosted_tools: HostedTools = NO_HOSTED_TOOLS,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
         self.engine = Engine(
             backends={"scripted": self.backend, **(others or {})},
             store=store or MemoryStore(),
             policy=make_policy(settings),
+            hosted_tools=hosted_tools,
         )
         self.server = FastShutdownServer(self.engine, settings, on_ready=self._set_url)
         self.server.config.app = RecordingApp(self.server.config.app)  # type: ignore[arg-type]

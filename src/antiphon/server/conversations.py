@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
 from antiphon.server.http import HttpRequest, read_body
+from antiphon.server.include import IncludeFilter
 from antiphon.server.query import ItemQuery, PageQuery, read_query
 from antiphon.server.request_body import decode_body
 
@@ -63,7 +64,7 @@ class ConversationHandlers:
         page = await self._conversations.add_items(http_request.project, http_request.path_param, body.items)
         if query.wants_seals:
             page = self._reasoning.seal_page(page, project=http_request.project)
-        await http_request.respond_with(page)
+        await http_request.respond_with(IncludeFilter(query.include).filter_page(page))
 
     async def list_items(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, PageQuery)
@@ -72,14 +73,14 @@ class ConversationHandlers:
         )
         if query.wants_seals:
             page = self._reasoning.seal_page(page, project=http_request.project)
-        await http_request.respond_with(page)
+        await http_request.respond_with(IncludeFilter(query.include).filter_page(page))
 
     async def retrieve_item(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, ItemQuery)
         item = await self._conversations.retrieve_item(http_request.project, *http_request.path_params)
         if query.wants_seals:
             item = self._reasoning.seal_item(item, project=http_request.project)
-        await http_request.respond_with(item)
+        await http_request.respond_with(IncludeFilter(query.include).filter_item(item))
 
     async def delete_item(self, http_request: HttpRequest) -> None:
         conversation_id, item_id = http_request.path_params

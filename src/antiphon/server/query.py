@@ -21,7 +21,7 @@ class NoQuery(Struct):
 
 
 class ItemQuery(Struct):
-    """Parameters of operations that return items. All includes except encrypted reasoning are always included."""
+    """Parameters of operations that return items. Fields without a value here are always included."""
 
     include: list[Include] = []
 

@@ -20,6 +20,7 @@ from antiphon.protocol.response import Response
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
+from antiphon.server.include import IncludeFilter, add_include
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.server.request_body import decode_body, is_short
@@ -78,6 +79,7 @@ class ResponseHandlers:
             http_request.model = run.response.model
             http_request.response_id = run.response.id
             http_request.warnings += run.warnings
+            dialect = add_include(dialect, run.response, request.include)
             tail = b""
             if request.stream:
                 http_request.add_served_by(run.response.served_by)
@@ -106,6 +108,7 @@ class ResponseHandlers:
         if query.starting_after is not None:
             http_request.warn_ignored(("starting_after",))
         response = await self._engine.retrieve(http_request.project, http_request.path_param)
+        response = IncludeFilter(query.include).filter_response(response)
         if query.wants_seals:
             response = self._engine.reasoning.seal_response(response, project=http_request.project)
         http_request.model = response.model
@@ -128,7 +131,7 @@ class ResponseHandlers:
         http_request.response_id = http_request.path_param
         response = await self._engine.cancel(http_request.project, http_request.path_param)
         http_request.model = response.model
-        await http_request.respond_with(dialect.adapt_response(response))
+        await http_request.respond_with(dialect.adapt_response(IncludeFilter(None).filter_response(response)))
 
     async def list_input_items(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, PageQuery)
@@ -142,7 +145,7 @@ class ResponseHandlers:
         )
         if query.wants_seals:
             page = self._engine.reasoning.seal_page(page, project=http_request.project)
-        await http_request.respond_with(page)
+        await http_request.respond_with(IncludeFilter(query.include).filter_page(page))
 
     async def count_input_tokens(self, http_request: HttpRequest) -> None:
         body, ignored = await self._read(http_request, codec.decode_count)
@@ -171,6 +174,7 @@ class ResponseHandlers:
         events = await self._engine.follow(
             http_request.project, http_request.path_param, after=-1 if after is None else after
         )
+        dialect = IncludeFilter(query.include).adapt(dialect)
         if query.wants_seals:
             dialect = self._add_seals(dialect, http_request.project)
         with DisconnectWatch(http_request):

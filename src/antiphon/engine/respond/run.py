@@ -15,6 +15,7 @@ from antiphon.engine.respond.ids import Mint
 from antiphon.errors import AntiphonError, InvalidRequest, StoreUnavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
+from antiphon.protocol.items import Item
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 READER_TIMEOUT_SECONDS = 2.0
 
 # Output items that require a client reply before the next turn.
-_AWAITING_CLIENT = (*CALL_TYPES, ToolSearchCall, McpApprovalRequest)
+_AWAITING_CLIENT = (*CALL_TYPES, McpApprovalRequest)
 
 _DEFAULT_LIMITS = AnswerLimits()
 _UNEXPECTED = Failure("The server had an internal error. See the server's log.")
@@ -157,9 +158,7 @@ class Run:
 
         Tool calls are not interrupted: they are completed, and the new input waits for their outputs.
         """
-        if not self._composer.has_calls and not any(
-            isinstance(item, _AWAITING_CLIENT) for item in self._composer.output
-        ):
+        if not self._composer.has_calls and not any(map(_awaits_client, self._composer.output)):
             self._interrupt(Finish("steered"))
 
     def take_sequence_number(self) -> int:
@@ -235,6 +234,12 @@ class Run:
         with suppress(Exception):
             await self._sink.save(self.response, events)
         return events
+
+
+def _awaits_client(item: Item | Unknown) -> bool:
+    if isinstance(item, ToolSearchCall):  # the server's own searches have no call id
+        return item.call_id is not None
+    return isinstance(item, _AWAITING_CLIENT)
 
 
 async def empty_answer() -> Deltas:

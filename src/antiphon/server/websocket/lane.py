@@ -19,6 +19,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
 from antiphon.server.http import LARGE_STREAM_BYTES, ClientDisconnected
+from antiphon.server.include import add_include
 from antiphon.server.log import AccessLine, log_line
 from antiphon.server.websocket.state import ConnectionState, encode_stream_id
 from antiphon.server.websocket.steering import (
@@ -57,6 +58,7 @@ class Lane:
         self._queue: deque[LaneRequest] = deque()
         self._steers: list[QueuedSteer] = []
         self._keepalive_task: asyncio.Task[None] | None = None
+        self._adapt_events = state.dialect.adapt_events
         self._stopping = False
 
     # The queue
@@ -139,6 +141,7 @@ class Lane:
 
     async def _stream(self, run: Run, line: AccessLine) -> None:
         self.run, self.bytes_sent = run, 0
+        self._adapt_events = add_include(self._state.dialect, run.response, run.request.include).adapt_events
         line.model, line.response_id, line.error = run.response.model, run.response.id, "client_gone"
         line.warnings += run.warnings
         try:
@@ -226,7 +229,7 @@ class Lane:
 
     def _encode(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         """Encode and count events that are sent next."""
-        lines = self._add_stream_id([encode_json_line(event) for event in self._state.dialect.adapt_events(batch)])
+        lines = self._add_stream_id([encode_json_line(event) for event in self._adapt_events(batch)])
         self.bytes_sent += self._state.count_bytes(lines)
         return lines
 

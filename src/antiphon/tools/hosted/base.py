@@ -114,8 +114,8 @@ class HostedCall:
         raise NotImplementedError
 
 
-class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the context already requests, such as an approved one. `name` is the name of the function."""
+class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the client has approved: it is run before the first model call. `name` is its function."""
 
     name: str
     arguments: str
@@ -145,7 +145,7 @@ class HostedSession:
     functions: Sequence[HostedFunction] = ()
     label: str = "hosted"
     instructions: str = ""
-    pending: Sequence[PendingCall] = ()
+    pending: Sequence[ApprovedCall] = ()
 
     async def introduce(self) -> AsyncGenerator[Sequence[Delta], None]:
         """Yield the items that come before the first model call. They must have no effects."""

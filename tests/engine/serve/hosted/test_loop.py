@@ -174,7 +174,7 @@ async def test_answer_cut_off_in_a_call_runs_nothing() -> None:
     assert show(response.output) == [{"type": "file_search_call", "queries": [], "status": "incomplete"}]
 
 
-async def test_calls_beyond_max_tool_calls_are_not_run_and_model_is_told() -> None:
+async def test_calls_beyond_max_tool_calls_are_not_run_but_answered() -> None:
     tool = RecordingTool()
     answers = script([call("cats"), call("dogs", call_id="call_2")], "Only cats.")
     async with engine(answers, tool) as harness:

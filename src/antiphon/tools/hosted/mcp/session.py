@@ -8,7 +8,7 @@ from antiphon.protocol.hosted import McpListTools, McpToolInfo
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import McpTool
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem
-from antiphon.tools.hosted.base import HostedCall, HostedFunction, HostedSession, PendingCall
+from antiphon.tools.hosted.base import ApprovedCall, HostedCall, HostedFunction, HostedSession
 from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.mcp.approvals import Approval
 from antiphon.tools.hosted.mcp.calls import McpApproval, McpCallRun, McpServerCalls
@@ -44,7 +44,7 @@ class McpSession(HostedSession):
             f"The tools of the MCP server '{self.label}': {description}" if description and self._tools else ""
         )
         self.pending = [
-            PendingCall(name=each.name, arguments=each.arguments, begin=self._begin_approved(each))
+            ApprovedCall(name=each.name, arguments=each.arguments, begin=self._begin_approved(each))
             for each in approvals
         ]
 

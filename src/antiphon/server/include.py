@@ -11,7 +11,16 @@ from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
 from antiphon.protocol.hosted import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
+from antiphon.protocol.tools import (
+    CodeInterpreterTool,
+    FileSearchTool,
+    WebSearchPreviewTool,
+    WebSearchPreviewTool20250311,
+    WebSearchTool,
+    WebSearchTool20250826,
+)
 from antiphon.protocol.unions import Unknown
+from antiphon.server.dialect import OutputDialect
 
 _TAGS = (b'"file_search_call"', b'"code_interpreter_call"', b'"web_search_call"')
 _EVENT_TYPES = (OutputItemDone, *TERMINAL)
@@ -31,6 +40,24 @@ _HIDDEN: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (WebSearchCall, "web_search_call.action.sources", _hide_sources),
     (WebSearchCall, "web_search_call.results", lambda item: msgspec.structs.replace(item, results=None)),
 )
+# Tools whose calls have such fields.
+_TOOL_TYPES = frozenset(
+    {
+        FileSearchTool,
+        CodeInterpreterTool,
+        WebSearchTool,
+        WebSearchTool20250826,
+        WebSearchPreviewTool,
+        WebSearchPreviewTool20250311,
+    }
+)
+
+
+def add_include(dialect: OutputDialect, response: Response, include: Collection[str] | None) -> OutputDialect:
+    """Return the dialect for a new response. It hides fields only if the response has tools with such fields."""
+    if not response.tools or _TOOL_TYPES.isdisjoint(map(type, response.tools)):
+        return dialect
+    return IncludeFilter(include).adapt(dialect)
 
 
 class IncludeFilter:
@@ -42,6 +69,15 @@ class IncludeFilter:
         for kind, name, hide in _HIDDEN:
             if name not in included:
                 self._hide.setdefault(kind, []).append(hide)
+
+    def adapt(self, dialect: OutputDialect) -> OutputDialect:
+        """Return the dialect, for events and responses that are filtered first."""
+        adapt_events, adapt_response = dialect.adapt_events, dialect.adapt_response
+        return msgspec.structs.replace(
+            dialect,
+            adapt_events=lambda batch: adapt_events(self.filter_events(batch)),
+            adapt_response=lambda response: adapt_response(self.filter_response(response)),
+        )
 
     def filter_item(self, item: Item | Unknown) -> Item | Unknown:
         for hide in self._hide.get(type(item), ()):
