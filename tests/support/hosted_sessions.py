@@ -49,6 +49,7 @@ def make_context(
     response_id: str = "resp_1",
     rules: OutboundRules = LOOPBACK,
     claims: Claims | None = None,
+    has_begun: bool = False,
     **request: Any,
 ) -> HostedContext:
     """Return the context of a request with these tools. `items` are its context before the input."""
@@ -63,6 +64,7 @@ def make_context(
         outbound=rules,
         warn=lambda _: None,
         services=(claims or Claims()).services,
+        has_begun=lambda: has_begun,
     )
 
 

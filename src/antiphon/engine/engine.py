@@ -208,10 +208,11 @@ class Engine:
 
     async def _enqueue(self, prepared: Prepared, project: str) -> BackgroundRun:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
-        queued = QueuedRequest(request=prepared.turn.request, minted=prepared.mint.minted)
+        key = RunKey(project, response.id)
+        request = self._pipeline.credentials.withhold(key, prepared.turn.request)
+        queued = QueuedRequest(request=request, minted=prepared.mint.minted)
         stored = StoredResponse(response=response, input=prepared.input, expires_at=compute_expiry(self._policy))
         await self._background.enqueue(project, stored, await offload.run(codec.encode, queued))
-        key = RunKey(project, response.id)
         return BackgroundRun(response, prepared.warnings, lambda: self._background.follow(key, -1))
 
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> tuple[int, Sequence[str]]:

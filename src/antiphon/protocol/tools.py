@@ -227,6 +227,23 @@ TOOLS: OpenUnion[Tool] = OpenUnion(
 )
 
 
+def has_credentials(tools: "list[Tool | Unknown]") -> bool:
+    """Return True if a tool may contain credentials."""
+    return McpTool in map(type, tools)
+
+
+def hide_credentials(tool: Tool | Unknown) -> Tool | Unknown:
+    """Return the tool without credentials, as it may be stored and shown."""
+    if not isinstance(tool, McpTool):
+        return tool
+    url = tool.server_url
+    if url is not None:
+        scheme, separator, rest = url.partition("://")
+        authority, slash, path = rest.partition("/")
+        url = f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    return msgspec.structs.replace(tool, authorization=None, headers=None, server_url=url)
+
+
 class FunctionChoice(Tagged, tag="function"):
     name: ToolName
 

@@ -373,10 +373,10 @@ async def test_list_that_fails_is_an_error_with_the_status(status: int) -> None:
     assert error.message.startswith(f"Error retrieving tool list from MCP server: 's'. Http status code: {status} (")
 
 
-async def test_list_that_fails_in_background_is_a_failed_item() -> None:
+async def test_list_that_fails_after_the_beginning_is_a_failed_item() -> None:
     async with serve_mcp(TOOLS) as server, hosting() as tool:
         server.status = 503
-        session = await open_session(tool, make_context([entry(server)], background=True))
+        session = await open_session(tool, make_context([entry(server)], has_begun=True))
         events, output = compose(await collect(session.introduce()))
     assert list_types(events) == [
         "output_item.added",

@@ -29,7 +29,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import ClaimedRun, LeaseLost, Store, StoredResponse
+from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.store.limits import SUSPECT_INTERRUPTIONS
 from antiphon.stream.composer import Composer
 from antiphon.stream.decompose import decompose_events
@@ -135,7 +135,10 @@ class Attempt:
         accepted = Accepted(
             response_id=response.id, input=stored.input, mint=mint, is_suspect=self._claimed.interruptions > 0
         )
-        await self._run_to_end(queued.request, accepted, response, decompose_events(log.events))
+        key = RunKey(self._claimed.project, response.id)
+        request = self._pipeline.credentials.restore(key, queued.request)
+        await self._run_to_end(request, accepted, response, decompose_events(log.events))
+        self._pipeline.credentials.forget(key)
 
     async def _run_to_end(
         self, request: CreateRequest, accepted: Accepted, response: Response, replayed: list[Delta]

@@ -14,6 +14,7 @@ from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.items import normalize_item
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.approvals import check_approvals
 from antiphon.engine.prepare.call_pairs import check_call_pairs
 from antiphon.engine.prepare.counts import check_counts
 from antiphon.engine.prepare.history import History, load_history
@@ -48,7 +49,8 @@ from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.tools import Tool
+from antiphon.protocol.tool_lists import SharedTools
+from antiphon.protocol.tools import Tool, has_credentials, hide_credentials
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import Store
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS
@@ -191,8 +193,16 @@ class Preparer:
             warnings=_join_warnings(warnings, repairs, new, candidate.describe_emulation(request)),
             repairs=repairs,
             is_hosted=is_hosted,
-            shown_tools=self._hosted.echo_tools(request.tools) if is_hosted and request.tools is not None else None,
+            shown_tools=self._show_tools(request.tools, is_hosted=is_hosted) if request.tools is not None else None,
         )
+
+    def _show_tools(self, tools: list[Tool | Unknown], *, is_hosted: bool) -> list[Tool | Unknown]:
+        """Return the tools as the response repeats them."""
+        if is_hosted:
+            tools = self._hosted.echo_tools(tools)
+        if type(tools) is not SharedTools and has_credentials(tools):  # shared lists have none
+            tools = [hide_credentials(tool) for tool in tools]
+        return tools
 
     async def _complete_request(
         self, request: CreateRequest, project: str, session: Session | None, *, may_be_empty: bool
@@ -270,6 +280,8 @@ class Preparer:
             )
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
+            if not is_plain and not candidate.backend.capabilities.any_tool:
+                check_approvals(filled.items, [*context.compacted, *context.items], request.tools)
             if not is_large():
                 left_out = self._check_items(filled.items, candidate)
             else:

@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
+from antiphon.engine.background.credentials import QueuedCredentials
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
@@ -90,6 +91,7 @@ class Pipeline:
         self.answer_limits = policy.answer_limits
         self._compactor = Compactor(sealer)
         self._first_delta = FirstDelta()
+        self.credentials = QueuedCredentials()
 
     async def start(self) -> None:
         """Start all backends. If one fails, close those that have started."""
@@ -139,6 +141,7 @@ class Pipeline:
         self, prepared: Prepared, seconds: float | None, replayed: Sequence[Delta], journal: HostedJournal | None
     ) -> Serving:
         route, turn = prepared.route, prepared.turn
+        has_begun = turn.background
 
         async def start_model(turn: Turn, replayed: Sequence[Delta]) -> Serving:
             return await self._start(route, replayed, turn)
@@ -150,8 +153,13 @@ class Pipeline:
             capabilities=route.first.backend.capabilities,
             journal=journal,
             replayed=replayed,
+            has_begun=lambda: has_begun,
         )
-        return await (start(turn) if seconds is None else self._first_delta.start(start, route, turn, seconds=seconds))
+        if seconds is None:
+            return await start(turn)
+        serving = await self._first_delta.start(start, route, turn, seconds=seconds)
+        has_begun = True  # the sessions may still be opened
+        return serving
 
     async def _start(self, route: ModelRoute, replayed: Sequence[Delta], turn: Turn) -> Serving:
         if replayed or self._compactor.applies_to(turn):

@@ -58,7 +58,8 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
 
     `items` is the context of the first model call. `warn` adds a warning for the client; after the stream has begun it
     has no effect. URLs of the request may be fetched only by the rules in `outbound`. `resumed` is True if an earlier
-    attempt at this background response was interrupted.
+    attempt at this background response was interrupted. `has_begun` returns True if the response has begun: the client
+    can get no HTTP error any more.
     """
 
     project: str
@@ -69,6 +70,7 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
     warn: Callable[[str], None]
     services: HostedServices = NO_SERVICES
     resumed: bool = False
+    has_begun: Callable[[], bool] = lambda: False
 
 
 class HostedFunction(msgspec.Struct, frozen=True, kw_only=True):

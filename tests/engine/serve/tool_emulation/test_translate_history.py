@@ -80,12 +80,20 @@ def test_program_and_its_output_share_a_call_id() -> None:
     assert (called.call_id, came.call_id, came.output) == ("call_program", "call_program", "1")
 
 
-def test_approval_request_and_response_become_messages() -> None:
-    request, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
-    assert [(item.role, json.loads(extract_text(item.content))["type"]) for item in (request, given)] == [
-        ("assistant", "mcp_approval_request"),
-        ("user", "mcp_approval_response"),
-    ]
+def test_denied_call_becomes_a_call_with_the_reason() -> None:
+    request = ITEMS["mcp_approval_request"]
+    answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
+    denied = read(request, answer | {"approve": False, "reason": "too risky"})
+    text = "The user did not approve this call. It was not executed."
+    call = FunctionCall(request["id"], request["name"], request["arguments"], status="completed")
+    assert denied == [call, FunctionCallOutput(f"{text} Reason: too risky", request["id"], status="completed")]
+    assert read(request) == [call, FunctionCallOutput(text, request["id"], status="completed")]
+    assert read(request, answer | {"approve": True}) == []  # the call has an item of its own
+
+
+def test_approval_without_its_request_becomes_a_message() -> None:
+    (given,) = read(ITEMS["mcp_approval_response"])
+    assert (given.role, json.loads(extract_text(given.content))["type"]) == ("user", "mcp_approval_response")
 
 
 def test_unknown_item_becomes_a_message_with_its_json() -> None:

@@ -1,6 +1,6 @@
 """Hosted tools of a request: the types that this server runs, their sessions, and the start of the rounds."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -77,8 +77,12 @@ class HostedLoop:
         capabilities: Capabilities,
         journal: HostedJournal | None = None,
         replayed: Sequence[Delta] = (),
+        has_begun: Callable[[], bool] = lambda: False,
     ) -> Serving:
-        """Open the sessions and start the first model call. Errors before the first delta are raised here."""
+        """Open the sessions and start the first model call. Errors before the first delta are raised here.
+
+        `has_begun` returns True if the stream of the response has begun meanwhile.
+        """
         types = self.select_types(capabilities)
         journal = journal or NoJournal()
         toolset = HostedToolset(turn.request, [tool for tool in turn.request.tools or () if tool.type not in types])
@@ -86,7 +90,9 @@ class HostedLoop:
         async with AsyncExitStack() as stack:
             for tool in turn.request.tools or ():
                 if tool.type in types:
-                    opened = await self._open(tool, turn, response_id, resumed=bool(journal.recorded))
+                    opened = await self._open(
+                        tool, turn, response_id, resumed=bool(journal.recorded), has_begun=has_begun
+                    )
                     stack.push_async_callback(opened.session.close)
                     toolset.add(opened)
             run = HostedRun(
@@ -103,7 +109,9 @@ class HostedLoop:
             sessions = stack.pop_all()
         return msgspec.structs.replace(serving, deltas=HostedDeltas(run.stream(), run, sessions))
 
-    async def _open(self, tool: Tool | Unknown, turn: Turn, response_id: str, *, resumed: bool) -> OpenSession:
+    async def _open(
+        self, tool: Tool | Unknown, turn: Turn, response_id: str, *, resumed: bool, has_begun: Callable[[], bool]
+    ) -> OpenSession:
         hosted = self.tools.find(tool.type)
         if hosted is None:
             raise UnsupportedTool(f"Tools of type '{tool.type}' are not supported by this server.", param="tools")
@@ -116,6 +124,7 @@ class HostedLoop:
             warn=turn.warnings.append,
             services=self._services,
             resumed=resumed,
+            has_begun=has_begun,
         )
         return OpenSession(tool, hosted, await hosted.open(tool, context))
 

@@ -61,7 +61,8 @@ def are_all_readable(items: Sequence[Item | Unknown]) -> bool:
 
 def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:
     """Return the items for a backend. `custom` and `images`: the backend supports custom tools and images itself."""
-    translator = _ItemTranslator(catalog, custom=custom, images=images)
+    items = list(items)
+    translator = _ItemTranslator(items, catalog, custom=custom, images=images)
     translated: Items = []
     for item in items:
         translated += [item] if is_readable(item) else translator.translate(item)
@@ -105,8 +106,12 @@ def _translate_hosted_item(item: Any, call: HostedCallText | str, *, images: boo
 
 
 class _ItemTranslator:
-    def __init__(self, catalog: Catalog, *, custom: bool, images: bool) -> None:
+    def __init__(self, items: Items, catalog: Catalog, *, custom: bool, images: bool) -> None:
         self._catalog = catalog
+        self._requests = {item.id for item in items if isinstance(item, hosted.McpApprovalRequest)}
+        self._decisions = {
+            item.approval_request_id: item for item in items if isinstance(item, hosted.McpApprovalResponse)
+        }
         self._custom = custom
         self._images = images
         self._searches = 0
@@ -201,7 +206,19 @@ class _ItemTranslator:
         return [FunctionCallOutput(item.result, item.call_id, item.id, item.status)]
 
     def _approval(self, item: hosted.McpApprovalResponse) -> Sequence[Item | Unknown]:
-        return [_make_message("user", _dump(item))]
+        return [] if item.approval_request_id in self._requests else [_make_message("user", _dump(item))]
+
+    def _approval_request(self, item: hosted.McpApprovalRequest) -> Sequence[Item | Unknown]:
+        """Translate a call that was not approved. An approved one has an item of its own."""
+        decision = self._decisions.get(item.id)
+        if decision is not None and decision.approve:
+            return []
+        text = "The user did not approve this call. It was not executed."
+        if decision is not None and decision.reason:
+            text += f" Reason: {decision.reason}"
+        name = self._catalog.get_backend_name(ToolKey("named", None, item.name))
+        call = FunctionCall(item.id, name, item.arguments, status="completed")
+        return [call, FunctionCallOutput(text, item.id, status="completed")]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Item | Unknown]]]] = {
         FunctionCall: _function_call,
@@ -221,6 +238,7 @@ class _ItemTranslator:
         ConfigurationUpdate: _drop,
         hosted.Program: _program,
         hosted.ProgramOutput: _program_output,
+        hosted.McpApprovalRequest: _approval_request,
         hosted.McpApprovalResponse: _approval,
         hosted.McpCall: _hosted_call,
         hosted.McpListTools: _drop,

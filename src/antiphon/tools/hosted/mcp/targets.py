@@ -129,10 +129,3 @@ def _digest(headers: Mapping[str, str]) -> str:
         return ""
     text = repr(sorted((name.lower(), value) for name, value in headers.items()))
     return hmac.new(_DIGEST_KEY, text.encode(), hashlib.sha256).hexdigest()
-
-
-def remove_user_info(url: str) -> str:
-    """Return a URL without user and password."""
-    scheme, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

@@ -1,7 +1,7 @@
 """The hosted tool `mcp`: tools of MCP servers."""
 
-import logging
 from http import HTTPStatus
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,21 +9,19 @@ import msgspec
 from antiphon.errors import AntiphonError, ConnectorError
 from antiphon.protocol.hosted import McpListTools, McpToolInfo
 from antiphon.protocol.json_text import JsonObject
-from antiphon.protocol.tools import McpTool, Tool
+from antiphon.protocol.tools import McpTool, Tool, hide_credentials
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.base import HostedContext, HostedSession, HostedSetup, HostedTool, HostedUnavailable
 from antiphon.tools.hosted.mcp.approvals import claim_approvals, find_approvals
 from antiphon.tools.hosted.mcp.calls import McpServerCalls
 from antiphon.tools.hosted.mcp.connections import McpConnections
 from antiphon.tools.hosted.mcp.session import McpSession
-from antiphon.tools.hosted.mcp.targets import McpTarget, find_target, remove_user_info
-from antiphon.tools.mcp_connection import McpFailure, require_package
+from antiphon.tools.hosted.mcp.targets import McpTarget, find_target
+from antiphon.tools.mcp_connection import McpFailure
 from antiphon.upstream.redaction import mask_secrets
 
 if TYPE_CHECKING:
     from mcp.types import Tool as ListedTool
-
-logger = logging.getLogger(__name__)
 
 TYPES = frozenset({"mcp"})
 MAX_TOOLS = 1024
@@ -46,13 +44,8 @@ class McpHostedTool(HostedTool):
     def echo(self, tool: Tool | Unknown) -> Tool | Unknown:
         """Return the tool without credentials."""
         assert isinstance(tool, McpTool)
-        return msgspec.structs.replace(
-            tool,
-            authorization=None,
-            headers=None,
-            require_approval=tool.require_approval or "always",
-            server_url=remove_user_info(tool.server_url) if tool.server_url is not None else None,
-        )
+        shown = msgspec.structs.replace(tool, require_approval=tool.require_approval or "always")
+        return hide_credentials(shown)
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
         assert isinstance(tool, McpTool)
@@ -73,7 +66,7 @@ class McpHostedTool(HostedTool):
             try:
                 listed = await self._list_tools(target)
             except AntiphonError as failure:
-                if not context.request.background:
+                if not context.has_begun():
                     raise make_list_error(target, failure) from failure
                 listed, error = [], describe_failure(target, failure)
         if approvals:
@@ -91,10 +84,8 @@ class McpHostedTool(HostedTool):
 
 def create(setup: HostedSetup) -> HostedTool:
     """Create the tool. Raises HostedUnavailable if the package is missing."""
-    try:
-        require_package()
-    except AntiphonError:
-        raise HostedUnavailable(TYPES, "MCP needs the package 'mcp': pip install 'antiphon[mcp]'.") from None
+    if find_spec("mcp") is None:  # importing it takes long, and most servers may never need it
+        raise HostedUnavailable(TYPES, "MCP needs the package 'mcp': pip install 'antiphon[mcp]'.")
     return McpHostedTool(setup)
 
 
