@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         TurnRestarted,
         TurnStarted,
     )
+    from antiphon.agent.run_records import RunRecord, delete_run, list_runs, prune_runs, read_run
     from antiphon.agent.run_stream import RunStream
+    from antiphon.agent.tracing import instrument, uninstrument
     from antiphon.agent.transports.base import Transport
     from antiphon.agent.transports.engine import LocalTransport
     from antiphon.agent.transports.http import HttpTransport
@@ -84,6 +86,7 @@ __all__ = [
     "RunEnded",
     "RunError",
     "RunEvent",
+    "RunRecord",
     "RunStream",
     "RunSummary",
     "RunTaken",
@@ -105,8 +108,14 @@ __all__ = [
     "Usage",
     "UsageCost",
     "__version__",
+    "delete_run",
     "drop_tool_calls",
+    "instrument",
+    "list_runs",
+    "prune_runs",
+    "read_run",
     "tool",
+    "uninstrument",
 ]
 
 # The modules of the public names. They are imported at first use, because an agent takes longer to import.
@@ -140,6 +149,7 @@ _MODULES = {
     "RunEnded": "antiphon.agent.outcome",
     "RunError": "antiphon.agent.outcome",
     "RunEvent": "antiphon.agent.outcome",
+    "RunRecord": "antiphon.agent.run_records",
     "RunStream": "antiphon.agent.run_stream",
     "RunSummary": "antiphon.ledger",
     "RunTaken": "antiphon.ledger",
@@ -159,8 +169,14 @@ _MODULES = {
     "TurnStarted": "antiphon.agent.outcome",
     "Usage": "antiphon.protocol.response",
     "UsageCost": "antiphon.tools.base",
+    "delete_run": "antiphon.agent.run_records",
     "drop_tool_calls": "antiphon.agent.handoffs",
+    "instrument": "antiphon.agent.tracing",
+    "list_runs": "antiphon.agent.run_records",
+    "prune_runs": "antiphon.agent.run_records",
+    "read_run": "antiphon.agent.run_records",
     "tool": "antiphon.tools.function",
+    "uninstrument": "antiphon.agent.tracing",
 }
 
 

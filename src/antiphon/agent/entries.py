@@ -181,6 +181,12 @@ class ResumeEntry(_Entry, tag="Resumed", frozen=True):
     overrides: Overrides | UnsetType = UNSET
 
 
+class TraceEntry(_Entry, tag="Traced", frozen=True):
+    """The span of the process that executes the run, as a `traceparent` of the W3C."""
+
+    traceparent: str
+
+
 class EndEntry(_Entry, tag="Ended", frozen=True):
     """The end of a run. Runs of most kinds can be resumed after it. `cost` is set if the prices are known."""
 
@@ -203,5 +209,6 @@ Entry = (
     | CallResultEntry
     | HandoffEntry
     | ResumeEntry
+    | TraceEntry
     | EndEntry
 )

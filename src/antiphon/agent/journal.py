@@ -25,6 +25,7 @@ from antiphon.agent.entries import (
     Overrides,
     ResumeEntry,
     StartEntry,
+    TraceEntry,
     Verdict,
 )
 from antiphon.agent.history import (
@@ -107,6 +108,8 @@ class RunState:
         self.decision: ToolInvocation | None = None
         self.block_reason = ""
         self.limit_reached = ""
+        self.traceparent = ""
+        """The span of the last process that has executed the run with traces."""
         self.ended: EndEntry | None = None
 
     @property
@@ -150,8 +153,8 @@ class RunState:
                 self._apply_result(entry)
             case HandoffEntry():
                 self._apply_handoff(entry)
-            case EndEntry():
-                self.ended = entry
+            case EndEntry() | TraceEntry():
+                self._apply_mark(entry)
             case ResumeEntry():
                 self._apply_resume(entry)
             case _:
@@ -165,6 +168,12 @@ class RunState:
                 self._replace_output(entry.text)
             case _:
                 self._replace_arguments(entry)
+
+    def _apply_mark(self, entry: EndEntry | TraceEntry) -> None:
+        if isinstance(entry, EndEntry):
+            self.ended = entry
+        else:
+            self.traceparent = entry.traceparent
 
     def _apply_answer(self, entry: AnswerEntry) -> None:
         self.turns += 1

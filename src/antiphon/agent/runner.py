@@ -4,10 +4,11 @@ import asyncio
 import functools
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, structs
 
@@ -15,7 +16,7 @@ from antiphon.agent.arguments import require_json, takes_context
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.context import Contexts
 from antiphon.agent.definition import Definition, RunSetup
-from antiphon.agent.entries import Overrides, StartEntry, Verdict
+from antiphon.agent.entries import Overrides, StartEntry, TraceEntry, Verdict
 from antiphon.agent.history import complete_history
 from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.loop import Loop
@@ -25,10 +26,14 @@ from antiphon.agent.participants import Participant
 from antiphon.agent.resume import resume_journal
 from antiphon.agent.run_stream import OutcomeHolder, RunStream
 from antiphon.agent.task import Task
+from antiphon.agent.tracing import find_tracing
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import Tool
+
+if TYPE_CHECKING:
+    from antiphon.agent.spans import RunTrace
 
 logger = logging.getLogger(__name__)
 
@@ -107,35 +112,68 @@ class Runner:
         journal = await open_journal()
         parent_id = None if arguments.parent is None else arguments.parent.journal.run_id
         hooks = _read_hooks(self._definition)
+        trace: RunTrace | None = None
         try:
-            loop, contexts = self._make_loop(journal, arguments)
+            trace = await self._start_trace(journal, parent_id)
+            loop, contexts = self._make_loop(journal, arguments, trace)
             async with aclosing(loop.events()) as events:
                 async for event in events:
                     if parent_id is not None:
                         event.parent_id = parent_id
                     if isinstance(event, AgentChanged):
                         hooks = self._find_hooks(event.agent)
+                        self._trace_handoff(trace, event.agent)
                     elif isinstance(event, RunEnded):
                         holder.outcome = event.outcome
                     if hooks:
                         await self._call_hooks(hooks, event, contexts)
                     yield event
         finally:
+            if trace is not None:
+                trace.end(holder.outcome, sys.exc_info()[1])
             if journal.ownership is not None and arguments.parent is None:
                 await asyncio.shield(journal.ownership.release())
 
-    def _make_loop(self, journal: Journal, arguments: RunArguments) -> tuple[Loop, Contexts]:
+    async def _start_trace(self, journal: Journal, parent_id: str | None) -> "RunTrace | None":
+        """Start the span of the run if traces are on. The journal records it, for a process that resumes the run."""
+        tracing = find_tracing()
+        if tracing is None:
+            return None
+        state = journal.state
+        trace = tracing.start_run(
+            journal.run_id,
+            agent=state.agent,
+            model=state.overrides.model or self._definition.settings["model"],
+            parent_id=parent_id,
+            earlier=state.traceparent,
+            items=state.history,
+        )
+        if state.ended is None and trace.traceparent:
+            try:
+                await journal.write(TraceEntry(trace.traceparent))
+            except BaseException as error:
+                trace.end(None, error)
+                raise
+        return trace
+
+    def _trace_handoff(self, trace: "RunTrace | None", agent: str) -> None:
+        if trace is not None and agent in self._agents:
+            trace.hand_off(agent, self._agents[agent].settings["model"])
+
+    def _make_loop(self, journal: Journal, arguments: RunArguments, trace: "RunTrace | None") -> tuple[Loop, Contexts]:
         parent = arguments.parent
-        setup = RunSetup(self._definition, journal.state.overrides, arguments.tools, raw_events=arguments.raw_events)
+        definition = _trace_requests(self._definition, trace)
+        setup = RunSetup(definition, journal.state.overrides, arguments.tools, raw_events=arguments.raw_events)
         budget = Budget(journal.state, setup.task, parent=parent)
         contexts = Contexts(journal, budget, deps=arguments.deps, ledger=arguments.ledger)
 
         def find_participant(name: str) -> Participant:
             """Return the agent of this name: the first one, or one to which the run was handed over."""
             if name == journal.state.agent:
-                return setup.make_participant(setup.task, contexts.for_next_turn)
-            other = RunSetup(self._agents[name], raw_events=arguments.raw_events)
-            return other.make_participant(_join_tasks(other.task, setup.task), contexts.for_next_turn)
+                return _trace_calls(setup.make_participant(setup.task, contexts.for_next_turn), trace)
+            other = RunSetup(_trace_requests(self._agents[name], trace), raw_events=arguments.raw_events)
+            task = _join_tasks(other.task, setup.task)
+            return _trace_calls(other.make_participant(task, contexts.for_next_turn), trace)
 
         loop = Loop(
             journal,
@@ -178,6 +216,20 @@ class Runner:
 
 def _read_hooks(definition: Definition) -> Hooks:
     return [(hook, takes_context(hook)) for hook in definition.hooks]
+
+
+def _trace_requests(definition: Definition, trace: "RunTrace | None") -> Definition:
+    """Return the agent with a span for each request to its model, if there are traces."""
+    if trace is None:
+        return definition
+    return structs.replace(definition, transport=trace.wrap_transport(definition.transport))
+
+
+def _trace_calls(participant: Participant, trace: "RunTrace | None") -> Participant:
+    """Return the agent with a span for each tool call, if there are traces."""
+    if trace is None:
+        return participant
+    return structs.replace(participant, executor=trace.wrap_executor(participant.executor))
 
 
 def _join_tasks(task: Task, first: Task) -> Task:

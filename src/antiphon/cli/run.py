@@ -17,6 +17,7 @@ from antiphon.agent.journal import load
 from antiphon.agent.outcome import Outcome, RunEvents, read_outcome
 from antiphon.agent.ownership import is_executed
 from antiphon.agent.run_records import prune_runs
+from antiphon.agent.tracing import flush_traces
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
@@ -63,6 +64,7 @@ def run(arguments: Namespace) -> int:
         # A tool in a thread cannot be stopped. Skip the clean-up at exit, which may wait; the run is stored.
         sys.stdout.flush()
         sys.stderr.flush()
+        flush_traces()
         os._exit(status)
     return status
 

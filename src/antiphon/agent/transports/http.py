@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.agent.tracing import make_trace_headers
 from antiphon.agent.transports.base import TERMINAL, Events, decode_event
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError
 from antiphon.protocol import codec
@@ -47,7 +48,7 @@ class HttpTransport:
         if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
             raise ConfigError(f"base_url: {base_url!r} has no host.")
         base, mark, query = base_url.partition("?")
-        self._url = f"{base.rstrip('/')}/responses{mark}{query}"
+        self.url = f"{base.rstrip('/')}/responses{mark}{query}"
         self._headers = {"Accept": "text/event-stream", **(headers or {})}
         if api_key:
             self._headers.setdefault("Authorization", f"Bearer {api_key}")
@@ -77,14 +78,14 @@ class HttpTransport:
             for closed in [other for other in list(self._sessions) if other.is_closed()]:
                 self._sessions.pop(closed, None)
             session = self._sessions[loop] = HttpSession(
-                self._url, headers=self._headers, map_error=_map_error, connect_timeout=self._connect_timeout
+                self.url, headers=self._headers, map_error=_map_error, connect_timeout=self._connect_timeout
             )
             session.open()
         return session
 
     async def _send(self, body: bytes) -> HttpResponse:
         deadline = asyncio.get_running_loop().time() + self._idle_timeout
-        return await self._open_session().send("POST", "", body, deadline=deadline)
+        return await self._open_session().send("POST", "", body, make_trace_headers(), deadline=deadline)
 
 
 async def _read_events(response: HttpResponse, idle_timeout: float) -> Events:

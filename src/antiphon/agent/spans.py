@@ -1,0 +1,366 @@
+"""Spans of agent runs, after the semantic conventions of OpenTelemetry for generative AI.
+
+A run is a span `invoke_agent`. Its children are a span `chat` for each request to the model, also for one that is
+repeated, and a span `execute_tool` for each tool call. The run of a subagent is a child of the call that started it. An
+agent to which the run is handed off has a span `invoke_agent` below that of the run. A resumed run is linked to the
+span of the process before. Without another parent it is also a child of that span, so that all spans of a run are in
+one trace.
+
+This module imports OpenTelemetry. `tracing.py` imports it only if traces are on.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from antiphon.agent.outcome import Outcome
+from antiphon.agent.trace_messages import find_finish_reason, make_input_messages, make_output_messages
+from antiphon.agent.transports.base import TERMINAL, Events, Transport
+from antiphon.errors import AntiphonError
+from antiphon.protocol import codec
+from antiphon.protocol.events import Event
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.response import Usage
+from antiphon.protocol.unions import Unknown
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.executor import CallObserver, Executor
+from antiphon.upstream.usage import parse_usage
+
+# The conventions name the API, not the vendor of the model: agents use OpenAI's Responses API on every server.
+PROVIDER = "openai"
+
+_TRACEPARENT = "traceparent"
+_propagator = TraceContextTextMapPropagator()
+
+# The parameters of a request that have an attribute.
+_REQUEST_ATTRIBUTES = {
+    "model": "gen_ai.request.model",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+}
+
+
+class Tracing:
+    """The traces of this process."""
+
+    def __init__(self, provider: trace.TracerProvider, *, captures_content: bool) -> None:
+        from antiphon import __version__
+
+        self._provider = provider
+        self.tracer = provider.get_tracer("antiphon", __version__)
+        self.captures_content = captures_content
+
+    def start_run(
+        self, run_id: str, *, agent: str, model: str, parent_id: str | None, earlier: str, items: Sequence[JsonObject]
+    ) -> "RunTrace":
+        """Start the span of a run. `earlier` is the `traceparent` of the process that executed it before, or ""."""
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.agent.name": agent,
+            "gen_ai.request.model": model,
+            "antiphon.run.id": run_id,
+        }
+        if parent_id is not None:
+            attributes["antiphon.run.parent_id"] = parent_id
+        if self.captures_content:
+            attributes["gen_ai.input.messages"] = _encode(make_input_messages(items))
+        context = contexts.get_current()
+        links = []
+        if earlier:
+            before = _propagator.extract({_TRACEPARENT: earlier}, contexts.Context())
+            links.append(Link(trace.get_current_span(before).get_span_context()))
+            if not trace.get_current_span(context).get_span_context().is_valid:
+                context = before
+        span = self.tracer.start_span(f"invoke_agent {agent}", context, SpanKind.INTERNAL, attributes, links)
+        return RunTrace(self, span, context)
+
+    def make_headers(self) -> dict[str, str]:
+        """Return the headers with which a server continues the current trace."""
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
+
+    def flush(self) -> None:
+        """Export the spans that are waiting."""
+        flush = getattr(self._provider, "force_flush", None)
+        if flush is not None:
+            flush()
+
+
+class RunTrace:
+    """The span of one run, and the spans below it."""
+
+    def __init__(self, tracing: Tracing, span: Span, context: contexts.Context) -> None:
+        self._tracing = tracing
+        self._run_span = span
+        self._context = trace.set_span_in_context(span, context)
+        self._agent_span = span
+        """The span of the agent that works now: that of the run, or of an agent to which it was handed off."""
+
+    @property
+    def traceparent(self) -> str:
+        """The identity of the span of the run, in the format of the W3C."""
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, trace.set_span_in_context(self._run_span))
+        return carrier.get(_TRACEPARENT, "")
+
+    def hand_off(self, agent: str, model: str) -> None:
+        """Start the span of the agent that takes over. The spans that follow are below it."""
+        self._end_handoff()
+        context = trace.set_span_in_context(self._run_span, self._context)
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.agent.name": agent,
+            "gen_ai.request.model": model,
+        }
+        self._agent_span = self._tracing.tracer.start_span(
+            f"invoke_agent {agent}", context, SpanKind.INTERNAL, attributes
+        )
+
+    def wrap_transport(self, transport: Transport) -> "TracedTransport":
+        return TracedTransport(self, transport)
+
+    def wrap_executor(self, executor: Executor) -> "TracedExecutor":
+        return TracedExecutor(self, executor)
+
+    @property
+    def captures_content(self) -> bool:
+        return self._tracing.captures_content
+
+    def start_span(self, name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span:
+        """Start a span below that of the agent."""
+        context = trace.set_span_in_context(self._agent_span, self._context)
+        return self._tracing.tracer.start_span(name, context, kind, attributes)
+
+    def end(self, outcome: Outcome | None, error: BaseException | None = None) -> None:
+        """End the span of the run. Without an outcome it was cancelled, or has raised `error`."""
+        self._end_handoff()
+        span = self._run_span
+        if outcome is not None:
+            span.set_attributes({"antiphon.outcome": outcome.kind, "antiphon.turns": outcome.turns})
+            span.set_attributes(_describe_usage(outcome.usage))
+            if outcome.cost is not None:
+                span.set_attribute("antiphon.cost", outcome.cost)
+            if outcome.error is not None:
+                span.set_attribute("error.type", outcome.error.code)
+                span.set_status(StatusCode.ERROR, outcome.error.message)
+            if self.captures_content:
+                span.set_attribute(
+                    "gen_ai.output.messages", _encode(make_output_messages(outcome.history[-1:], "stop"))
+                )
+        else:
+            record_error(span, error or asyncio.CancelledError())
+        span.end()
+
+    def _end_handoff(self) -> None:
+        if self._agent_span is not self._run_span:
+            self._agent_span.end()
+            self._agent_span = self._run_span
+
+
+class TracedTransport:
+    """A transport with a span for each request."""
+
+    def __init__(self, run: RunTrace, transport: Transport) -> None:
+        self._run = run
+        self._transport = transport
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        attributes = self._describe_request(request)
+        span = self._run.start_span(f"chat {request.get('model', '')}".rstrip(), SpanKind.CLIENT, attributes)
+        try:
+            # The context is current only while the request is sent. The reader of the events has its own.
+            with _make_current(span):
+                events = await self._transport.stream(request)
+        except BaseException as error:
+            record_error(span, error)
+            span.end()
+            raise
+        return self._read(span, events)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def _read(self, span: Span, events: Events) -> Events:
+        is_finished = False
+        try:
+            async with aclosing(events):
+                async for batch in events:
+                    if not is_finished and batch:
+                        is_finished = self._record_end(span, batch[-1])
+                    yield batch
+        except BaseException as error:
+            if not is_finished:
+                record_error(span, error)
+            raise
+        finally:
+            span.end()
+
+    def _record_end(self, span: Span, event: Event | Unknown) -> bool:
+        """Record the response if this is the last event of it."""
+        if event.type not in TERMINAL:
+            return False
+        response = msgspec.json.decode(codec.encode(event)).get("response")
+        if isinstance(response, dict):
+            record_response(span, response, captures_content=self._run.captures_content)
+        return True
+
+    def _describe_request(self, request: JsonObject) -> dict[str, Any]:
+        attributes: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER}
+        for name, attribute in _REQUEST_ATTRIBUTES.items():
+            if isinstance(request.get(name), str | int | float):
+                attributes[attribute] = request[name]
+        if (request.get("text") or {}).get("format", {}).get("type", "text") != "text":
+            attributes["gen_ai.output.type"] = "json"
+        address = urlsplit(getattr(self._transport, "url", ""))
+        if address.hostname:
+            attributes["server.address"] = address.hostname
+            attributes["server.port"] = address.port or (443 if address.scheme == "https" else 80)
+        if self._run.captures_content:
+            attributes["gen_ai.input.messages"] = _encode(make_input_messages(request["input"]))
+            if request.get("instructions"):
+                parts = [{"type": "text", "content": request["instructions"]}]
+                attributes["gen_ai.system_instructions"] = _encode(parts)
+            if request.get("tools"):
+                attributes["gen_ai.tool.definitions"] = _encode(request["tools"])
+        return attributes
+
+
+class TracedExecutor(Executor):
+    """An executor with a span for each call. The span is the current one for the tool."""
+
+    def __init__(self, run: RunTrace, executor: Executor) -> None:
+        self._run = run
+        self._executor = executor
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        return self._executor.tools
+
+    @tools.setter
+    def tools(self, tools: Mapping[str, Tool]) -> None:
+        self._executor.tools = tools
+
+    async def execute(
+        self, call: ToolInvocation, context: ToolContext[Any], observer: CallObserver | None = None
+    ) -> ToolResult:
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": call.name,
+            "gen_ai.tool.call.id": call.call_id,
+            "gen_ai.tool.type": "function",
+            "antiphon.idempotency_key": context.idempotency_key,
+        }
+        if call.name in self.tools:
+            attributes["gen_ai.tool.description"] = self.tools[call.name].description
+        if self._run.captures_content:
+            attributes["gen_ai.tool.call.arguments"] = call.arguments
+        span = self._run.start_span(f"execute_tool {call.name}", SpanKind.INTERNAL, attributes)
+        try:
+            with _make_current(span):
+                result = await self._executor.execute(call, context, _SpanObserver(span, observer or CallObserver()))
+        except ApprovalRequired:
+            span.set_attribute("antiphon.outcome", "needs_approval")
+            raise
+        except BaseException as error:
+            record_error(span, error)
+            raise
+        else:
+            if result.is_error:
+                span.set_attribute("error.type", "tool_error")
+                span.set_status(StatusCode.ERROR)
+            if self._run.captures_content:
+                output = result.output if isinstance(result.output, str) else _encode(result.output)
+                span.set_attribute("gen_ai.tool.call.result", output)
+            return result
+        finally:
+            span.end()
+
+
+class _SpanObserver(CallObserver):
+    """Adds an event to the span for each attempt after the first, and for a tool that does not stop."""
+
+    def __init__(self, span: Span, observer: CallObserver) -> None:
+        self._span = span
+        self._observer = observer
+        self._count = 0
+
+    async def begin(self) -> None:
+        self._count += 1
+        if self._count > 1:
+            self._span.add_event("retry", {"antiphon.attempt": self._count})
+        await self._observer.begin()
+
+    def give_up(self) -> None:
+        self._span.add_event("abandoned")
+        self._observer.give_up()
+
+
+def record_response(span: Span, response: JsonObject, *, captures_content: bool) -> None:
+    """Add the attributes of a finished response, and its error if it failed."""
+    if not span.is_recording():
+        return
+    reason = find_finish_reason(response)
+    span.set_attribute("gen_ai.response.finish_reasons", [reason])
+    for name in ("id", "model"):
+        if isinstance(response.get(name), str):
+            span.set_attribute(f"gen_ai.response.{name}", response[name])
+    usage = parse_usage(response.get("usage"))
+    if usage is not None:
+        span.set_attributes(_describe_usage(usage))
+    error = response.get("error")
+    if isinstance(error, dict):
+        span.set_attribute("error.type", str(error.get("code") or "_OTHER"))
+        span.set_status(StatusCode.ERROR, str(error.get("message") or ""))
+    if captures_content:
+        output = [item for item in response.get("output") or [] if isinstance(item, dict)]
+        span.set_attribute("gen_ai.output.messages", _encode(make_output_messages(output, reason)))
+
+
+def record_error(span: Span, error: BaseException) -> None:
+    """Record the exception that ended a span. A cancellation, or the loss of the run, is not a failure of it."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        span.set_attribute("error.type", "cancelled")
+        return
+    if isinstance(error, AntiphonError):
+        span.set_attribute("error.type", error.code or error.type)
+        span.set_status(StatusCode.ERROR, error.message)
+        return
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(StatusCode.ERROR, str(error))
+
+
+def _describe_usage(usage: Usage) -> dict[str, int]:
+    return {
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.input_tokens_details.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.output_tokens_details.reasoning_tokens,
+    }
+
+
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@contextmanager
+def _make_current(span: Span) -> Iterator[None]:
+    token = contexts.attach(trace.set_span_in_context(span))
+    try:
+        yield
+    finally:
+        contexts.detach(token)

@@ -1,0 +1,89 @@
+"""A receiver of traces over OTLP/HTTP on the loopback interface. It decodes the protobuf of each export.
+
+with OtlpReceiver() as receiver:
+    exporter = OTLPSpanExporter(endpoint=receiver.url)
+    ...
+    assert receiver.spans["chat scripted"].parent == "invoke_agent agent"
+"""
+
+import gzip
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+
+class ReceivedSpan:
+    """A span as it was exported. Ids are in hex."""
+
+    def __init__(self, span: Any, resource: dict[str, Any]) -> None:
+        self.name: str = span.name
+        self.trace_id: str = span.trace_id.hex()
+        self.span_id: str = span.span_id.hex()
+        self.parent_id: str = span.parent_span_id.hex()
+        self.attributes = _read_attributes(span.attributes)
+        self.links = [(link.trace_id.hex(), link.span_id.hex()) for link in span.links]
+        self.resource = resource
+
+
+class OtlpReceiver:
+    def __init__(self) -> None:
+        self.spans: list[ReceivedSpan] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                receiver.receive(self.path, body)
+                reply = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply)
+
+            def log_message(self, *_: object) -> None:
+                """Write no log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "OtlpReceiver":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def receive(self, path: str, body: bytes) -> None:
+        assert path == "/v1/traces"
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+            resource = _read_attributes(group.resource.attributes)
+            self.spans += [ReceivedSpan(span, resource) for scope in group.scope_spans for span in scope.spans]
+
+    def find(self, name: str) -> ReceivedSpan:
+        """Return the only span of this name."""
+        (found,) = [span for span in self.spans if span.name == name]
+        return found
+
+
+def _read_attributes(attributes: Any) -> dict[str, Any]:
+    return {each.key: _read_value(each.value) for each in attributes}
+
+
+def _read_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_read_value(each) for each in value.array_value.values]
+    return getattr(value, kind)
