@@ -59,8 +59,8 @@ async def test_pain_k_82_file_reaches_the_model_on_every_backend(kind: str, fiel
     ("kind", "file", "param", "code"),
     [
         ("chat_completions", {"file_id": "file_1"}, "input[0].content[0].file_id", "unsupported_parameter"),
-        ("chat_completions", {"file_url": "https://a.example/a.pdf"}, "input[0].content[0].file_url",
-         "unsupported_parameter"),
+        ("chat_completions", {"file_url": "https://a.invalid/a.pdf"}, "input[0].content[0].file_url",
+         "invalid_value"),
         ("anthropic_messages", {"file_data": "data:application/zip;base64,UEs="}, "input[0].content[0].file_data",
          "unsupported_file"),
         ("responses", {"filename": "a.txt"}, "input[0].content[0]", "invalid_value"),

@@ -19,6 +19,7 @@ from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assembly import make_policy
 from antiphon.engine.engine import Engine
+from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.server.process import Server, bind_socket
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
@@ -90,6 +91,7 @@ class LiveServer:
         *,
         backend: ScriptedBackend | None = None,
         others: Mapping[str, Backend] | None = None,
+        files: FileServiceLoader | None = None,
         hosted_tools: HostedTools = NO_HOSTED_TOOLS,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
@@ -97,6 +99,7 @@ class LiveServer:
             backends={"scripted": self.backend, **(others or {})},
             store=store or MemoryStore(),
             policy=make_policy(settings),
+            files=files,
             hosted_tools=hosted_tools,
         )
         self.server = FastShutdownServer(self.engine, settings, on_ready=self._set_url)

@@ -30,6 +30,7 @@ class Recorder(ScriptedBackend):
 
     def __init__(self, script: Json) -> None:
         super().__init__("recorder", msgspec.convert({"native_tools": ["function"]} | script, Script))
+        self.capabilities = msgspec.structs.replace(self.capabilities, file_ids=True)
         self.turns: list[Turn] = []
 
     async def stream(self, turn: Turn) -> Deltas:

@@ -60,6 +60,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tools that are not the client's. With `any_model` it serves more models than it lists, and `context_window` is the
     context size of these, if known. With `verify_json_schema`, another server claims to support `json_schema`, so the
     output is validated again. `list_ignored` returns the parameters of a request without effect on the named model.
+    With `file_ids`, the backend takes ids of files that this server does not have, or rejects them itself. With
+    `file_urls`, it takes the URLs of files.
     A backend that compiles schemas has `check_schemas`: it raises InvalidRequest for a malformed or too large schema.
     """
 
@@ -71,6 +73,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     verify_json_schema: bool = False
     images: bool = False
     files: bool = False
+    file_ids: bool = False
+    file_urls: bool = False
     audio: bool = False
     video: bool = False
     logprobs: bool = False
@@ -80,10 +84,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     check_schemas: Callable[[CreateRequest, GrammarLimits], Awaitable[None]] | None = None
 
 
+_NOT_ABLE = frozenset({"any_model", "verify_json_schema", "file_ids", "file_urls"})
 _ABLE: dict[str, Any] = {
     field.name: True
     for field in msgspec.structs.fields(Capabilities)
-    if field.default is False and field.name not in ("any_model", "verify_json_schema")
+    if field.default is False and field.name not in _NOT_ABLE
 }
 ALL_CAPABILITIES = Capabilities(tools=frozenset({"function"}), **_ABLE)
 

@@ -5,6 +5,7 @@ import logging
 from antiphon.backends.registry import create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
+from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits, StoreLimits
@@ -48,7 +49,9 @@ def build_engine(settings: Settings) -> Engine:
         store=store,
         policy=make_policy(settings),
         sealer=sealer,
-        files_folder=locate_files(url, settings.data_dir),
+        files=FileServiceLoader(
+            locate_files(url, settings.data_dir), limits=settings.files, embeddings=settings.embeddings
+        ),
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),
     )

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -15,6 +14,7 @@ from antiphon.engine.background.event_reader import EventPages
 from antiphon.engine.background.responses import BackgroundResponses, BackgroundRun
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
+from antiphon.engine.files.loader import FileServiceLoader, VectorSearch
 from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Engine:
     """Serves requests. Owns its backends and its store: `start` opens them, `close` closes them.
 
-    `files_folder` is the folder of uploaded files. Without it, they are in a temporary one.
+    `files` loads the service of uploaded files. Without it, they are in a temporary folder.
     """
 
     def __init__(
@@ -53,12 +53,11 @@ class Engine:
         store: Store,
         policy: Policy | None = None,
         sealer: Sealer | None = None,
-        files_folder: Path | None = None,
+        files: FileServiceLoader | None = None,
         hosted_tools: HostedTools = NO_HOSTED_TOOLS,
     ) -> None:
         self._policy = policy or Policy()
-        self._files_folder = files_folder
-        self._file_service: FileService | None = None
+        self._files = files or FileServiceLoader(limits=self._policy.file_limits, embeddings=self._policy.embeddings)
         sealer = sealer or Sealer([make_secret()])
         self._store = store
         self.conversations = Conversations(store, self._policy)
@@ -71,7 +70,8 @@ class Engine:
             policy=self._policy,
             sealer=sealer,
             hosted_tools=hosted_tools,
-            hosted_services=HostedServices(claim=store.claim_effect),
+            hosted_services=HostedServices(claim=store.claim_effect, file_search=VectorSearch(self._files)),
+            files=self._files,
         )
         self._running: dict[RunKey, Run] = {}
         self._starting: set[asyncio.Task[object]] = set()
@@ -102,16 +102,14 @@ class Engine:
             stack.push_async_callback(self._pipeline.close)
             await self._background.start()
             self._sweeper.start()
-            if self._files_folder is not None and self._files_folder.exists():
-                _ = self.file_service  # continues to index the files of an earlier process
+            self._files.start()
             stack.pop_all()
         self.ready = True
 
     async def close(self) -> None:
         self.ready = False
         try:
-            if self._file_service is not None:
-                await self._file_service.close()
+            await self._files.close()
             await self._sweeper.close()
             await self._background.close()
             await self._pipeline.close()
@@ -120,15 +118,8 @@ class Engine:
 
     @property
     def file_service(self) -> "FileService":
-        """The files, uploads and vector stores. They are loaded at the first use, because most servers have none."""
-        if self._file_service is None:
-            from antiphon.engine.files.service import FileService
-
-            self._file_service = FileService(
-                self._files_folder, limits=self._policy.file_limits, embeddings=self._policy.embeddings
-            )
-            self._file_service.start()
-        return self._file_service
+        """The files, uploads and vector stores."""
+        return self._files.load()
 
     async def check_ready(self) -> None:
         """Raise Unavailable unless the models are loaded and the store can be written to."""

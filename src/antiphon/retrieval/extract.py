@@ -83,6 +83,8 @@ _TEXT_SUFFIXES = frozenset(
         ".yml",
     ]
 )
+# Formats that need a parser.
+PARSED_SUFFIXES = frozenset({".pdf", ".docx", ".html", ".htm", ".xhtml", ".csv", ".tsv"})
 _HTML_SUFFIXES = frozenset({".html", ".htm", ".xhtml"})
 _HIDDEN_ELEMENTS = ("script", "style", "noscript", "template", "svg", "head")
 _CHARSET = re.compile(rb"""<meta[^>]+charset=["']?([A-Za-z0-9_-]+)""", re.IGNORECASE)

@@ -22,7 +22,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 _PART_TYPES = frozenset({*_FIELDS, Unknown})
 _MEDIA_TYPES = _PART_TYPES | {InputAudio}
 # The field of an item with parts, or with a single part.
-_PART_FIELDS: dict[type, str] = {
+PART_FIELDS: dict[type, str] = {
     kind: field for kind in get_args(Item) for field in ("content", "output") if field in kind.__struct_fields__
 }
 _NO_PARTS = frozenset({str, type(None)})
@@ -36,8 +36,8 @@ def has_media(items: Iterable[Item | Unknown]) -> bool:
                 for part in item.content:
                     if type(part) in _MEDIA_TYPES:
                         return True
-        elif type(item) in _PART_FIELDS:
-            if type(getattr(item, _PART_FIELDS[type(item)])) not in _NO_PARTS:
+        elif type(item) in PART_FIELDS:
+            if type(getattr(item, PART_FIELDS[type(item)])) not in _NO_PARTS:
                 return True
         elif type(item) is Unknown:
             return True
@@ -50,7 +50,7 @@ def check_media_urls(items: Iterable[Item | Unknown], rules: OutboundRules) -> N
         if type(item) is Unknown:
             _check_unknown(item, rules, f"input[{index}]")
             continue
-        field = _PART_FIELDS.get(type(item), "")
+        field = PART_FIELDS.get(type(item), "")
         parts = getattr(item, field, None)
         if type(parts) is list:
             if not _PART_TYPES.isdisjoint(map(type, parts)):

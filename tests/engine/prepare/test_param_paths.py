@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.backends.registry import create
@@ -38,8 +39,10 @@ class Stage:
         part = BRIDGES[kind]
         self.faulty = {"role": "user", "content": [{"type": "input_text", "text": "See:"}, part]}
         self.path = f"content[1].{list(part)[1]}"
+        scripted: Any = create("scripted", name="scripted", options={"script": {}}, data_dir=Path())
+        scripted.capabilities = msgspec.structs.replace(scripted.capabilities, file_ids=True)
         backends = {
-            "scripted": create("scripted", name="scripted", options={"script": {}}, data_dir=Path()),
+            "scripted": scripted,
             "bridge": create(kind, name="bridge", options=NOWHERE, data_dir=Path()),
         }
         self.engine = Engine(backends=backends, store=MemoryStore())

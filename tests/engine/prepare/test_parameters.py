@@ -217,7 +217,6 @@ FILE = InputFile(file_data="data:text/plain;base64,AA==")
     ("item", "param", "message"),
     [
         (Message("user", [InputText("a"), IMAGE]), "input[0].content[1]", "cannot read images"),
-        (Message("user", [FILE]), "input[0].content[0]", "cannot read files"),
         (Message("user", [InputAudio(AudioData("AA==", "mp3"))]), "input[0].content[0]", "cannot read audio"),
         (Message("user", [InputVideo("https://a.example/v")]), "input[0].content[0]", "cannot read video"),
         (FunctionCallOutput([IMAGE], "c"), "input[0].output[0]", "cannot read images"),
@@ -230,6 +229,10 @@ def test_unsupported_media_are_refused_with_their_path(item: Item, param: str, m
     with pytest.raises(InvalidRequest, match=message) as caught:
         check_media([item], Capabilities(), "tiny")
     assert caught.value.param == param
+
+
+def test_file_is_accepted_for_a_model_that_reads_no_files() -> None:
+    check_media([Message("user", [FILE])], Capabilities(), "tiny")
 
 
 def test_capable_model_accepts_all_media() -> None:

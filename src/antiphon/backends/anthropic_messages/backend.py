@@ -64,6 +64,8 @@ class AnthropicMessagesBackend(UpstreamBackend):
             json_schema=options.json_schema,
             images=True,
             files=True,
+            file_ids=True,
+            file_urls=True,
             reasoning=True,
             list_ignored=self._list_ignored_params,
         )

@@ -71,6 +71,7 @@ class ChatCompletionsBackend(UpstreamBackend):
             json_schema=options.find_quirks("").json_schema,
             images=True,
             files=True,
+            file_ids=True,
             audio=True,
             logprobs=True,
             penalties=True,

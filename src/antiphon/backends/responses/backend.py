@@ -45,7 +45,11 @@ class ResponsesBackend(UpstreamBackend):
         any_model = options.models is None
         self._unsupported = UnsupportedFields()
         self.capabilities = msgspec.structs.replace(
-            ALL_CAPABILITIES, any_model=any_model, list_ignored=self._list_ignored_params
+            ALL_CAPABILITIES,
+            any_model=any_model,
+            file_ids=True,
+            file_urls=True,
+            list_ignored=self._list_ignored_params,
         )
         self._state = UpstreamState() if options.state == "upstream" else None
 

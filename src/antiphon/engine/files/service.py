@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from pathlib import Path
+import tempfile
+from collections.abc import Callable
+from pathlib import Path, PurePath
 
 from antiphon.config import EmbeddingSettings, FileLimits
 from antiphon.engine.files.embedding import make_embedder
@@ -12,7 +14,9 @@ from antiphon.engine.files.search import Searcher
 from antiphon.engine.files.storage import FileStorage
 from antiphon.engine.files.uploads import Uploads
 from antiphon.engine.files.vector_stores import VectorStores
-from antiphon.errors import StoreUnavailable
+from antiphon.errors import InvalidRequest, StoreUnavailable
+from antiphon.retrieval.extract import PARSED_SUFFIXES, Unreadable, decode_text
+from antiphon.retrieval.process import FileReader
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
 logger = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ class FileService:
         self._storage = FileStorage(folder, limits=store_limits)
         self.now = self._storage.now
         self._embedder = make_embedder(embeddings)
+        self._extractor = FileReader(limits, embed=False)
         self._indexer = Indexer(self._storage, self._embedder, limits)
         searcher = Searcher(self._storage, self._embedder, cache_bytes=limits.search_cache_bytes)
         self.files = Files(self._storage, limits)
@@ -52,8 +57,43 @@ class FileService:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._indexer.close()
+        await self._extractor.close()
         await self._embedder.close()
         await self._storage.close()
+
+    async def load_input(
+        self, project: str, file_id: str, *, param: str, check: Callable[[int, str], None]
+    ) -> tuple[str, bytes] | None:
+        """Return the name and the content of a file for the input of a model, or None if there is no such file.
+
+        `check` is called with the size and the param before the file is read.
+        """
+        database = await self._storage.open()
+        row = await database.load_file(project, file_id)
+        if row is None:
+            return None
+        check(row.bytes, param)
+        return row.filename, await asyncio.to_thread(self._storage.contents.read_whole, row.id)
+
+    async def extract_text(self, data: bytes, filename: str, *, param: str) -> str:
+        """Return the text of a file. Raises InvalidRequest with this param if it has none."""
+        suffix = PurePath(filename).suffix.lower()
+        text = None
+        if suffix not in PARSED_SUFFIXES and not data.startswith(b"%PDF"):
+            text = await asyncio.to_thread(decode_text, data)
+        if text is not None:
+            return text
+        path = await asyncio.to_thread(_write_temporary, data)
+        try:
+            return await self._extractor.read_text(str(path), filename)
+        except Unreadable as error:
+            raise InvalidRequest(
+                f"The model cannot read files, and the text of '{filename}' cannot be extracted: {error.message}",
+                param=param,
+                code="unsupported_file",
+            ) from None
+        finally:
+            await asyncio.to_thread(path.unlink)
 
     async def sweep(self) -> None:
         """Delete expired files, uploads and vector stores, and contents without a row."""
@@ -75,3 +115,9 @@ class FileService:
             except Exception:
                 logger.exception("expired files could not be deleted")
             await asyncio.sleep(SWEEP_SECONDS)
+
+
+def _write_temporary(data: bytes) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="antiphon-", delete=False) as file:
+        file.write(data)
+    return Path(file.name)

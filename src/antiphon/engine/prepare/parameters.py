@@ -160,7 +160,8 @@ def _check_media_parts(parts: Sequence[object], capabilities: Capabilities, mode
             _require_one_field(part, ("image_url", "file_id"), where)
         elif isinstance(part, InputFile):
             _require_one_field(part, ("file_data", "file_url", "file_id"), where)
-        if not getattr(capabilities, capability):
+        # The text of a file is extracted for a model that cannot read files.
+        if not getattr(capabilities, capability) and not isinstance(part, InputFile):
             raise UnsupportedParameter(f"The model '{model}' cannot read {capability}.", param=where)
 
 

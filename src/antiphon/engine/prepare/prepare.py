@@ -12,6 +12,7 @@ import msgspec
 
 from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
+from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.engine.items import normalize_item
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.approvals import check_approvals
@@ -19,6 +20,7 @@ from antiphon.engine.prepare.call_pairs import check_call_pairs
 from antiphon.engine.prepare.counts import check_counts
 from antiphon.engine.prepare.history import History, load_history
 from antiphon.engine.prepare.history_repair import drop_unfinished_items
+from antiphon.engine.prepare.media import MediaResolver
 from antiphon.engine.prepare.param_paths import ParamPaths
 from antiphon.engine.prepare.parameters import (
     apply_configuration_updates,
@@ -105,8 +107,10 @@ class Preparer:
         sealer: Sealer,
         grammars: GrammarCheck | None = None,
         hosted: HostedLoop | None = None,
+        media: MediaResolver | None = None,
     ) -> None:
         self._router = router
+        self._media = media or MediaResolver(FileServiceLoader())
         self._hosted = hosted or HostedLoop(NO_HOSTED_TOOLS, sealer, max_calls=0, run_locally=False)
         self._grammars = grammars or GrammarCheck(policy.grammar_limits)
         self._store = store
@@ -158,7 +162,7 @@ class Preparer:
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
             warnings += [*left_out, *new.left_out]
         else:
-            new = _NewInput(items=accepted.input, mint=accepted.mint)
+            new = _NewInput(items=accepted.input, mint=accepted.mint, has_media=has_media(accepted.input))
         items, repairs = context.items + new.items, list[str]()
         if repair or not new.is_plain or not _are_messages(context.items):
             build = partial(self._build_turn, repair=repair or accepted is not None, is_new=accepted is None)
@@ -171,21 +175,12 @@ class Preparer:
         is_hosted = request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
         # A continued compaction is expanded twice, with the same warnings.
         repairs = list(dict.fromkeys((*context.repairs, *repairs)))
+        turn = self._make_turn(request, items, new, project=project, accepted=accepted)
+        if new.has_media or (context.items and self._media.may_be_needed(candidate.backend.capabilities)):
+            turn, extracted = await self._media.resolve(turn, candidate.backend.capabilities)
+            warnings += extracted
         return Prepared(
-            turn=Turn(
-                request=request,
-                items=items,
-                project=project,
-                response_id=accepted.response_id if accepted is not None else "",
-                # The stream of a background response can be read at any time, from its first event.
-                streamed=bool(request.stream or request.background),
-                background=bool(request.background),
-                grammar_limits=self._policy.grammar_limits,
-                is_suspect=accepted is not None and accepted.is_suspect,
-                find_param=new.paths.find_param if new.paths is not None else None,
-                limits=self._policy.answer_limits,
-                outbound=self._policy.outbound,
-            ),
+            turn=turn,
             route=route,
             input=new.items,
             mint=new.mint,
@@ -203,6 +198,24 @@ class Preparer:
         if type(tools) is not SharedTools and has_credentials(tools):  # shared lists have none
             tools = [hide_credentials(tool) for tool in tools]
         return tools
+
+    def _make_turn(
+        self, request: CreateRequest, items: Items, new: "_NewInput", *, project: str, accepted: Accepted | None
+    ) -> Turn:
+        return Turn(
+            request=request,
+            items=items,
+            project=project,
+            response_id=accepted.response_id if accepted is not None else "",
+            # The stream of a background response can be read at any time, from its first event.
+            streamed=bool(request.stream or request.background),
+            background=bool(request.background),
+            grammar_limits=self._policy.grammar_limits,
+            is_suspect=accepted is not None and accepted.is_suspect,
+            find_param=new.paths.find_param if new.paths is not None else None,
+            limits=self._policy.answer_limits,
+            outbound=self._policy.outbound,
+        )
 
     async def _complete_request(
         self, request: CreateRequest, project: str, session: Session | None, *, may_be_empty: bool
@@ -283,9 +296,9 @@ class Preparer:
             if not is_plain and not candidate.backend.capabilities.any_tool:
                 check_approvals(filled.items, [*context.compacted, *context.items], request.tools)
             if not is_large():
-                left_out = self._check_items(filled.items, candidate)
+                left_out, media = self._check_items(filled.items, candidate)
             else:
-                left_out = await offload.run(self._check_items, filled.items, candidate)
+                left_out, media = await offload.run(self._check_items, filled.items, candidate)
             left_out = paths.rewrite_warnings(left_out)
             if not candidate.backend.capabilities.any_tool and have_tools(filled.items):
                 await self._grammars.check_items(filled.items, project=project)
@@ -293,18 +306,29 @@ class Preparer:
             paths.rewrite_error(error)
             raise
         return _NewInput(
-            items=filled.items, mint=mint, paths=paths, is_plain=is_plain, left_out=left_out, repeated=repeated
+            items=filled.items,
+            mint=mint,
+            paths=paths,
+            is_plain=is_plain,
+            has_media=media,
+            left_out=left_out,
+            repeated=repeated,
         )
 
-    def _check_items(self, items: Items, candidate: Candidate) -> list[str]:
-        """Raise InvalidRequest for new items that cannot be served. Return warnings about the tools they bring."""
+    def _check_items(self, items: Items, candidate: Candidate) -> tuple[list[str], bool]:
+        """Raise InvalidRequest for new items that cannot be served.
+
+        Return warnings about the tools they bring, and True if they may have media.
+        """
         capabilities = candidate.backend.capabilities
         check_trigger(items)
-        if has_media(items):
+        media = has_media(items)
+        if media:
             check_media(items, capabilities, candidate.model.id)
             check_media_urls(items, self._policy.outbound)
         check_configuration_updates(items)
-        return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
+        left_out = check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
+        return left_out, media
 
     def _build_turn(
         self, request: CreateRequest, context: History, new: "_NewInput", project: str, *, repair: bool, is_new: bool
@@ -334,12 +358,14 @@ class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
     """The new items of a request. `left_out` and `repeated` are warnings about tools and about repeated items.
 
     If `is_plain`, all of the items are messages. Compactions, calls, reasoning and settings need further steps.
+    If `has_media`, they may have images or files.
     """
 
     items: Items
     mint: Mint
     paths: ParamPaths | None = None
     is_plain: bool = False
+    has_media: bool = False
     left_out: Sequence[str] = ()
     repeated: Sequence[str] = ()
 

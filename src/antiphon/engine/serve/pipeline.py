@@ -22,7 +22,9 @@ from functools import partial
 
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
 from antiphon.engine.background.credentials import QueuedCredentials
+from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.media import MediaResolver
 from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
@@ -64,6 +66,7 @@ class Pipeline:
         sealer: Sealer,
         hosted_tools: HostedTools = NO_HOSTED_TOOLS,
         hosted_services: HostedServices = NO_SERVICES,
+        files: FileServiceLoader | None = None,
     ) -> None:
         for backend in backends.values():
             if isinstance(backend, QueuedBackend) and backend.queue is not None:
@@ -86,6 +89,7 @@ class Pipeline:
             sealer=sealer,
             grammars=self._grammars,
             hosted=self._hosted,
+            media=MediaResolver(files or FileServiceLoader()),
         )
         self.prepare = preparer.prepare
         self.answer_limits = policy.answer_limits

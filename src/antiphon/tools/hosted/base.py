@@ -9,10 +9,12 @@ A package registers a tool in the entry point group `antiphon.hosted_tools`, see
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from antiphon.config import Settings
+from antiphon.protocol.filters import Filter
 from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
@@ -22,14 +24,45 @@ from antiphon.stream.deltas import Annotate, Delta, Text
 from antiphon.upstream.addresses import OutboundRules
 
 
+class FoundText(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage of a file that a search has found. `score` is from 0 to 1."""
+
+    file_id: str
+    filename: str
+    text: str
+    score: float
+    attributes: JsonObject | None = None
+
+
+class FileSearchService(Protocol):
+    """The vector stores of the server."""
+
+    async def check_store(self, project: str, store_id: str, *, param: str) -> None:
+        """Raise NotFound or InvalidRequest with this param unless the project has a store that can be searched."""
+
+    async def search(
+        self,
+        project: str,
+        store_ids: Sequence[str],
+        queries: Sequence[str],
+        *,
+        limit: int,
+        condition: Filter | None = None,
+        threshold: float = 0.0,
+        weights: tuple[float, float] = (0.8, 0.2),
+    ) -> list[FoundText]:
+        """Return the best passages of the stores, best first. `weights` are those of vectors and of words."""
+
+
 class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of the engine that tools use: one field per service, None if the engine does not have it.
 
     `claim` records an effect before it happens. It returns False if the same key of the project was claimed before, by
-    any request or process, so that an effect with a key happens at most once.
+    any request or process, so that an effect with a key happens at most once. `file_search` searches vector stores.
     """
 
     claim: Callable[[str, str], Awaitable[bool]] | None = None
+    file_search: FileSearchService | None = None
 
 
 NO_SERVICES = HostedServices()
@@ -153,6 +186,9 @@ class HostedSession:
         """Yield the items that come before the first model call. They must have no effects."""
         return
         yield
+
+    def observe(self, item: Item | Unknown) -> None:
+        """Take note of an item of the context: of the history, or of a finished call of this response, in order."""
 
     def begin(self, name: str, key: str) -> HostedCall:
         """Begin a call of the function. `key` is the key of its item, unique within the response."""

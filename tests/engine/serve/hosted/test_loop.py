@@ -97,7 +97,8 @@ async def test_model_reads_hosted_calls_as_function_calls() -> None:
         first, second = harness.turns
     assert [tool.name for tool in first.request.tools] == ["file_search"]
     assert first.request.instructions == "Be brief."
-    result = {"status": "completed", "results": [{"file_id": "file-1", "score": 0.5, "text": "Text about cats."}]}
+    found = {"citation": "【1】", "file_id": "file-1", "score": 0.5, "text": "Text about cats."}
+    result = {"status": "completed", "results": [found]}
     question, reasoning, message, called, output = json.loads(codec.encode(second.items))
     assert question["content"][0]["text"] == "find cats"
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Look."}]

@@ -8,6 +8,7 @@ A background response writes a journal (`journal.py`). An attempt that takes ove
 again and continues after them.
 """
 
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -100,6 +101,7 @@ class HostedRun:
             for index, call in enumerate(call for opened in toolset for call in opened.session.pending)
         ]
         self._filters_text = not _wants_json(turn.request)
+        self._citations = itertools.count(1)
 
     async def start(self) -> Serving:
         """Start the first model call, unless calls have to be run before it."""
@@ -305,7 +307,16 @@ class HostedRun:
         self._context += self._translate(self._output.add(emitted))
 
     def _translate(self, items: Items) -> Items:
-        return translate_hosted_items(items, self._toolset.get_call_name, calls=self._output.calls, images=self._images)
+        for opened in self._toolset:
+            for item in items:
+                opened.session.observe(item)
+        return translate_hosted_items(
+            items,
+            self._toolset.get_call_name,
+            calls=self._output.calls,
+            images=self._images,
+            citations=self._citations,
+        )
 
     # Continuation after a crash
 

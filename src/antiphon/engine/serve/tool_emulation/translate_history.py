@@ -1,6 +1,6 @@
 """Translation of history items for a backend that only supports messages and function calls."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.unions import Unknown
+from antiphon.tools.hosted.file_search.citations import make_marker
 
 Items = list[Item | Unknown]
 # Item types that every backend supports or ignores.
@@ -79,26 +80,30 @@ def translate_hosted_items(
     *,
     calls: Mapping[str, HostedCallText] | None = None,
     images: bool,
+    citations: Iterator[int] | None = None,
 ) -> Items:
     """Return the items with a function call and its output for each hosted call.
 
     `get_name` returns the name of the function for an item. `calls` has, by item id, the calls of this response.
+    `citations` are the numbers of the next results of file searches.
     """
     translated: Items = []
     for item in items:
         call = calls.get(item.id or "") if calls else None
         if call is not None or type(item) in _HOSTED_TYPES:
-            translated += _translate_hosted_item(item, call or get_name(item), images=images)
+            translated += _translate_hosted_item(item, call or get_name(item), images=images, citations=citations)
         else:
             translated.append(item)
     return translated
 
 
-def _translate_hosted_item(item: Any, call: HostedCallText | str, *, images: bool) -> Items:
+def _translate_hosted_item(
+    item: Any, call: HostedCallText | str, *, images: bool, citations: Iterator[int] | None = None
+) -> Items:
     """Split a hosted item into a function call and its output. `call` is the call, or the name of its function."""
     if isinstance(item, hosted.McpListTools):
         return []
-    arguments, result = _split_hosted_call(item, images=images)
+    arguments, result = _split_hosted_call(item, images=images, citations=citations)
     if isinstance(call, str):
         call = HostedCallText(item.id, call, arguments)
     output = FunctionCallOutput(result, call.call_id, status="completed")
@@ -249,7 +254,9 @@ class _ItemTranslator:
     }
 
 
-def _split_hosted_call(item: Any, *, images: bool) -> tuple[str, str | list[Part | Unknown]]:
+def _split_hosted_call(
+    item: Any, *, images: bool, citations: Iterator[int] | None
+) -> tuple[str, str | list[Part | Unknown]]:
     """Return the arguments and the result of a hosted call as the model reads them."""
     if isinstance(item, Unknown):
         return "", item.raw.decode(errors="replace")
@@ -260,6 +267,8 @@ def _split_hosted_call(item: Any, *, images: bool) -> tuple[str, str | list[Part
     fields = msgspec.to_builtins(item)
     result = {name: value for name, value in fields.items() if name not in ("id", "type")}
     arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS.get(type(item), ()) if name in result}
+    if citations is not None and isinstance(item, hosted.FileSearchCall) and item.results:
+        result["results"] = [{"citation": make_marker(next(citations))} | each for each in result["results"]]
     pictures = _take_pictures(item, result)
     if not pictures or not images:
         return _dump(arguments), _dump(result)
