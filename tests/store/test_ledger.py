@@ -29,11 +29,16 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Ledger]:
-    ledger: Ledger = (
-        MemoryLedger(now=clock) if request.param == "memory" else SqliteLedger(tmp_path / "l.db", now=clock)
-    )
+    ledger: Ledger = MemoryLedger(now=clock)
+    if request.param == "sqlite":
+        ledger = SqliteLedger(tmp_path / "l.db", now=clock)
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        from antiphon.store.postgres.ledger import PostgresLedger
+
+        ledger = PostgresLedger(url, now=clock)
     yield ledger
     await ledger.close()
 
@@ -111,7 +116,9 @@ async def test_cancelled_append_is_complete_when_the_caller_is_notified(ledger: 
 
 
 async def _recreate(ledger: Ledger) -> Ledger:
-    assert isinstance(ledger, SqliteLedger)
+    if not isinstance(ledger, SqliteLedger):
+        await ledger.delete("run_1")
+        return ledger
     await ledger.close()
     path = ledger._path
     path.unlink()

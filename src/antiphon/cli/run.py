@@ -37,7 +37,7 @@ from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, RunTaken
-from antiphon.store.ledger import SqliteLedger
+from antiphon.store.location import locate_ledger
 from antiphon.tools.base import PendingToolCall
 from antiphon.tools.loading import load_tools
 
@@ -87,7 +87,7 @@ class _RunSession:
         self._cancel = asyncio.Event()
 
     async def execute(self) -> Outcome:
-        ledger = SqliteLedger(self._settings.data_dir / LEDGER_FILE)
+        ledger = locate_ledger(self._settings.store, self._settings.data_dir / LEDGER_FILE)
         try:
             await self._prune(ledger)
             if self._resumed_id is not None:

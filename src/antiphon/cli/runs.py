@@ -21,7 +21,7 @@ from antiphon.config import Settings
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.ledger import Ledger, RunSummary
 from antiphon.protocol.json_text import JsonObject
-from antiphon.store.ledger import SqliteLedger
+from antiphon.store.location import is_postgres, locate_ledger
 from antiphon.tools.base import ToolInvocation
 
 T = TypeVar("T")
@@ -120,11 +120,13 @@ def _prune(arguments: Namespace, settings: Settings) -> int:
 def _use_ledger(settings: Settings, work: Callable[[Ledger], Awaitable[T]]) -> T | None:
     """Return the result of the work; None if there is no ledger yet."""
     path = settings.data_dir / LEDGER_FILE
-    return asyncio.run(_open_ledger(path, work)) if path.exists() else None
+    if not is_postgres(settings.store) and not path.exists():
+        return None
+    return asyncio.run(_open_ledger(settings.store, path, work))
 
 
-async def _open_ledger(path: Path, work: Callable[[Ledger], Awaitable[T]]) -> T:
-    ledger = SqliteLedger(path)
+async def _open_ledger(url: str, path: Path, work: Callable[[Ledger], Awaitable[T]]) -> T:
+    ledger = locate_ledger(url, path)
     try:
         return await work(ledger)
     finally:

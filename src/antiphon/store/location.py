@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.errors import ConfigError
+from antiphon.ledger import Ledger
 from antiphon.store.base import Store
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
@@ -37,7 +38,7 @@ def locate_store(
         from antiphon.store.sqlite.store import SqliteStore
 
         return SqliteStore(_parse_path(rest), now=now or time.time, configuration_id=configuration_id, limits=limits)
-    if scheme in ("postgresql", "postgres"):
+    if is_postgres(url):
         from antiphon.store.postgres.store import PostgresStore
 
         return PostgresStore(url, now=now, configuration_id=configuration_id, limits=limits)
@@ -53,6 +54,22 @@ def locate_files(url: str, data_dir: Path) -> Path | None:
         return data_dir / "files"
     path = _parse_path(rest)
     return path.with_name(f"{path.name}-files")
+
+
+def locate_ledger(url: str, path: Path) -> Ledger:
+    """Return the ledger of agent runs: in the database of a PostgreSQL store, else in a SQLite file at `path`."""
+    if is_postgres(url):
+        from antiphon.store.postgres.ledger import PostgresLedger
+
+        return PostgresLedger(url)
+    from antiphon.store.ledger import SqliteLedger
+
+    return SqliteLedger(path)
+
+
+def is_postgres(url: str) -> bool:
+    """Return True if this is the URL of a PostgreSQL database."""
+    return url.partition(":")[0] in ("postgresql", "postgres")
 
 
 def _parse_path(rest: str) -> Path:
