@@ -368,4 +368,5 @@ async def test_server_is_named_and_gets_the_trace_in_a_header(spans: Spans) -> N
     (span,) = spans.find("chat scripted")
     attributes = dict(span.attributes or {})
     assert (attributes["server.address"], attributes["server.port"]) == (address.hostname, address.port)
-    assert headers["traceparent"] == f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
+    ids = f"{span.context.trace_id:032x}-{span.context.span_id:016x}"
+    assert headers["traceparent"] == f"00-{ids}-{span.context.trace_flags:02x}"

@@ -12,6 +12,7 @@ This module imports OpenTelemetry. `tracing.py` imports it only if traces are on
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,10 +57,8 @@ class Tracing:
     """The traces of this process."""
 
     def __init__(self, provider: trace.TracerProvider, *, captures_content: bool) -> None:
-        from antiphon import __version__
-
         self._provider = provider
-        self.tracer = provider.get_tracer("antiphon", __version__)
+        self.tracer = provider.get_tracer("antiphon", version("antiphon"))
         self.captures_content = captures_content
 
     def start_run(
