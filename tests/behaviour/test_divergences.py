@@ -25,6 +25,7 @@ SCRIPT = {
         {"user": "cite", "answers": [[{"text": "So."}, {"annotation": CITATION}]]},
         {"user": "fail", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "code": "model_error"}}]]},
         {"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]},
+        {"user": "search", "answers": [[{"item": {"type": "web_search_call", "id": "ws_1", "status": "failed"}}]]},
         {"user": "audio", "answers": [[{"event": AUDIO}, {"text": "So."}]]},
         {
             "user": "vendor",
@@ -103,6 +104,7 @@ EXAMPLES: dict[str, Callable[[LiveServer], object]] = {
     "empty list": show_empty_list,
     "input items": show_lists,
     "stateless": show_stateless,
+    "web search": lambda server: create(server, "search", stream=True),
     "vendor": lambda server: create(server, "vendor", stream=True),
     "audio": lambda server: create(server, "audio", stream=True),
     "compaction trigger": lambda server: create(

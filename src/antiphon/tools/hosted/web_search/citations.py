@@ -14,7 +14,9 @@ _LINK = re.compile(
 )
 # Punctuation at the end of a URL by itself belongs to the sentence.
 _TRAILING = ".,;:!?*_"
-# The text that a link can begin with, so that a link at the end of the text may still be incomplete.
+# The beginning of a Markdown link at the end of the text.
+_PARTIAL = re.compile(r"\(?(?:\[[^\[\]\n]{0,500}(?:\](?:\((?:h[^\s<>\"]*(?:\s+\"[^\"\n]*\"?)?)?)?)?)?\Z")
+# Longer links are not found.
 _MAX_LINK_LENGTH = 4096
 
 
@@ -23,20 +25,27 @@ class LinkCitations:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
-        self._text = ""
-        self._position = 0
+        self._rest = ""
+        self._offset = 0
 
     def feed(self, text: str, *, is_last: bool = False) -> list[UrlCitation]:
         """Return the citations that are complete with this text."""
-        self._text += text
+        rest = self._rest + text
+        # More of a link may follow at the end of the text.
+        partial = None if is_last else _PARTIAL.search(rest)
+        limit = len(rest) if partial is None else partial.start()
         found: list[UrlCitation] = []
-        for match in _LINK.finditer(self._text, self._position):
-            if match.end() == len(self._text) and not is_last:
-                break  # more of the URL, or a closing bracket, may follow
+        position = 0
+        for match in _LINK.finditer(rest):
+            if match.start() >= limit or (match.end() == len(rest) and not is_last):
+                break
+            position = match.end()
             citation = self._make_citation(match)
-            self._position = match.end()
             if citation is not None:
                 found.append(citation)
+        position = max(position, len(rest) - _MAX_LINK_LENGTH)
+        self._rest = rest[position:]
+        self._offset += position
         return found
 
     def _make_citation(self, match: "re.Match[str]") -> UrlCitation | None:
@@ -48,7 +57,7 @@ class LinkCitations:
         source = self._find_source(url)
         if source is None:
             return None
-        return UrlCitation(source, self._sources[source] or source, start, end)
+        return UrlCitation(source, self._sources[source] or source, self._offset + start, self._offset + end)
 
     def _find_source(self, url: str) -> str | None:
         """Return the source with this URL. A fragment and a slash at the end make no difference."""

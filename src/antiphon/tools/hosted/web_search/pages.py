@@ -83,8 +83,11 @@ def _read_html(html: str) -> tuple[str, str]:
     title = tree.css_first("title")
     name = title.text(strip=True) if title is not None else ""
     tree.strip_tags(list(_HIDDEN))
+    for node in tree.css(",".join(sorted(_BLOCKS))):
+        node.insert_before("\n")
+        node.insert_after("\n")
     body = tree.body
-    return name, body.text(separator="\n") if body is not None else ""
+    return name, body.text() if body is not None else ""
 
 
 class _HtmlReader(HTMLParser):
