@@ -1,10 +1,10 @@
 """Checks of a run's budget: tokens and cost, including subagents, and the deadline."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
-from antiphon.agent.entries import CallPauseEntry
+from antiphon.agent.entries import CallPauseEntry, UnresolvedCall
 from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.limits import Prices
 from antiphon.agent.task import Task
@@ -112,10 +112,14 @@ class Budget:
 class ParentRun:
     """The run whose call has started a subagent."""
 
-    def __init__(self, journal: Journal, budget: Budget, call_id: str) -> None:
+    def __init__(
+        self, journal: Journal, budget: Budget, call_id: str, unresolved: Sequence[UnresolvedCall] = ()
+    ) -> None:
         self.journal = journal
         self.budget = budget
         self.call_id = call_id
+        self.unresolved = unresolved
+        """The unresolved calls of earlier runs of the subagent, which a new run inherits."""
 
 
 class Stop(Exception):

@@ -19,6 +19,12 @@ Consequence = Literal["", "decision", "no_progress", "budget", "blocked"]
 """The effect of a call's result on the run: it is the decision, it ends the use of tools, or it ends the run."""
 
 
+class UnresolvedCall(ToolInvocation, frozen=True):
+    """A call of a subagent that was running when the subagent ended, so that its effect is not known."""
+
+    idempotency_key: str = ""
+
+
 class _Entry(Struct, tag_field="entry", frozen=True):
     """Base of all entries."""
 
@@ -44,13 +50,17 @@ NO_OVERRIDES = Overrides()
 
 
 class StartEntry(_Entry, tag="Began", frozen=True):
-    """The start of a run. `agent` is the name of the agent, `model` that of its model, `at` a time in seconds."""
+    """The start of a run. `agent` is the name of the agent, `model` that of its model, `at` a time in seconds.
+
+    `unresolved` are the unresolved calls of earlier runs of the same subagent.
+    """
 
     agent: str
     input: list[JsonObject]
     at: float
     overrides: Overrides | UnsetType = UNSET
     model: str | UnsetType = UNSET
+    unresolved: list[UnresolvedCall] | UnsetType = UNSET
 
 
 class InputReplacedEntry(_Entry, tag="InputReplaced", frozen=True):
@@ -128,7 +138,8 @@ class CallPauseEntry(_Entry, tag="Paused", frozen=True):
 class CallResultEntry(_Entry, tag="Resulted", frozen=True):
     """The result of a call. `spent` is the usage of the models that the tool called, `tool_calls` their calls.
 
-    `block_reason` is set if the consequence is that the run is blocked.
+    `block_reason` is set if the consequence is that the run is blocked. `unresolved` are the unresolved calls of the
+    subagent that the tool has run, if there are some, or were some before.
     """
 
     call_id: str
@@ -138,6 +149,7 @@ class CallResultEntry(_Entry, tag="Resulted", frozen=True):
     spent: UsageCost | None = None
     tool_calls: int | UnsetType = UNSET
     block_reason: str | UnsetType = UNSET
+    unresolved: list[UnresolvedCall] | UnsetType = UNSET
 
 
 class HandoffEntry(_Entry, tag="HandedOff", frozen=True):

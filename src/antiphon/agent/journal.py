@@ -26,6 +26,7 @@ from antiphon.agent.entries import (
     ResumeEntry,
     StartEntry,
     TraceEntry,
+    UnresolvedCall,
     Verdict,
 )
 from antiphon.agent.history import (
@@ -36,7 +37,7 @@ from antiphon.agent.history import (
     make_output_item,
     shorten_output,
 )
-from antiphon.agent.loop_guard import RepeatCounter
+from antiphon.agent.loop_guard import RepeatCounter, make_signature
 from antiphon.agent.ownership import Ownership
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
@@ -104,6 +105,10 @@ class RunState:
         self.verdicts: dict[str, Verdict] = {}
         self.received_verdicts: set[tuple[str, int]] = set()
         """The calls and numbers of all verdicts that were recorded, used or not."""
+        self.unresolved_calls: dict[str, list[UnresolvedCall]] = {}
+        """The unresolved calls of subagents, by the name of the subagent's tool: see `unresolved.py`."""
+        self.inherited_calls: list[UnresolvedCall] = []
+        """The unresolved calls of earlier runs of this subagent, which this run has not repeated."""
         self.repeats = RepeatCounter()
         self.decision: ToolInvocation | None = None
         self.block_reason = ""
@@ -123,6 +128,19 @@ class RunState:
         waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
         return call_id in waiting and call_id not in self.verdicts
 
+    def find_inherited(self, call: ToolInvocation) -> UnresolvedCall | None:
+        """Return the inherited call that an open call repeats. Each inherited call is repeated once."""
+        if not self.inherited_calls or call not in self.open_calls:
+            return None
+        signature = make_signature(call)
+        position = [each for each in self.open_calls if make_signature(each) == signature].index(call)
+        equal = [each for each in self.inherited_calls if make_signature(each) == signature]
+        return equal[position] if position < len(equal) else None
+
+    def is_first_of_tool(self, call: ToolInvocation) -> bool:
+        """Return True if the call is the first one of its tool in the last turn."""
+        return next(each for each in self.calls if each.name == call.name) == call
+
     def has_received(self, verdict: Verdict) -> bool:
         """Return True if this verdict was recorded before."""
         return (verdict.call_id, verdict.number or 0) in self.received_verdicts
@@ -141,6 +159,7 @@ class RunState:
                 self.started_at = entry.at
                 self.overrides = entry.overrides or self.overrides
                 self.history += entry.input
+                self.inherited_calls = list(entry.unresolved or ())
             case AnswerEntry():
                 self._apply_answer(entry)
             case FailedAttemptEntry():
@@ -228,7 +247,11 @@ class RunState:
             self.verdicts.pop(call.call_id, None)
 
     def _apply_result(self, entry: CallResultEntry) -> None:
+        self._resolve_inherited(self._find_open(entry.call_id))
         call = self._close_call(entry.call_id, entry.output)
+        if entry.unresolved is not UNSET:
+            others = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
+            self.unresolved_calls[call.name] = [*others, *entry.unresolved]
         if entry.spent is not None:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
@@ -239,6 +262,12 @@ class RunState:
             self.block_reason = entry.block_reason or ""
         elif entry.consequence:
             self.limit_reached = entry.consequence
+
+    def _resolve_inherited(self, call: ToolInvocation) -> None:
+        """Remove the inherited call that this one has repeated, or that a person has decided on."""
+        inherited = self.find_inherited(call)
+        if inherited is not None and (call.call_id in self.started_calls or call.call_id in self.verdicts):
+            self.inherited_calls.remove(inherited)
 
     def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:
         """Add the output of an open call to the history."""
@@ -345,8 +374,12 @@ class Journal:
     def make_key(self, call: ToolInvocation) -> str:
         """Return the idempotency key of a call of the last turn.
 
-        It is equal for all attempts at the call, and for no other call: a model may use a call id twice.
+        It is equal for all attempts at the call, and for no other call: a model may use a call id twice. A call that
+        repeats an unresolved one of an earlier run has its key.
         """
+        inherited = self.state.find_inherited(call)
+        if inherited is not None:
+            return inherited.idempotency_key
         return f"{self.run_id}:{self.state.turns}:{self.state.calls.index(call)}"
 
     def make_pending(self, call: ToolInvocation, reason: PendingReason) -> PendingToolCall:

@@ -24,6 +24,7 @@ from antiphon.agent.entries import (
     Consequence,
     HandoffEntry,
     PausedCall,
+    UnresolvedCall,
 )
 from antiphon.agent.guardrails import Blocked, CallCheck, ResultCheck
 from antiphon.agent.handoffs import SECOND_HANDOFF, Handoff
@@ -34,11 +35,13 @@ from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress,
 from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
+from antiphon.agent.unresolved import list_unresolved
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import (
     ApprovalRequired,
     ModelRetry,
+    PendingReason,
     PendingToolCall,
     Tool,
     ToolContext,
@@ -215,8 +218,8 @@ class ToolCalls:
             await self._write_result(call, make_error_result(refusal), consequence=consequence)
             return False
         if call.call_id not in self._state.verdicts and self._must_ask(call, tool):
-            is_open = is_interrupted(self._state, call)
-            self.pending.append(self._journal.make_pending(call, "may_have_happened" if is_open else "needs_approval"))
+            reason: PendingReason = "may_have_happened" if self._may_have_happened(call) else "needs_approval"
+            self.pending.append(self._journal.make_pending(call, reason))
             return False
         return True
 
@@ -228,7 +231,7 @@ class ToolCalls:
         verdict = state.verdicts.get(call.call_id)
         interrupted = is_interrupted(state, call)
         if verdict is not None and not verdict.approved:
-            return verdict.reason or (INTERRUPTED if interrupted else DENIED), ""
+            return verdict.reason or (INTERRUPTED if self._may_have_happened(call) else DENIED), ""
         if interrupted:
             is_reported = tool is not None and tool.on_interrupt == "tell" and verdict is None
             return (INTERRUPTED if is_reported else None), ""
@@ -249,7 +252,11 @@ class ToolCalls:
         if is_interrupted(self._state, call):
             # It was approved before, or needed no approval.
             return tool.on_interrupt == "ask"
-        return needs_approval(tool, call)
+        return (tool.on_interrupt == "ask" and self._may_have_happened(call)) or needs_approval(tool, call)
+
+    def _may_have_happened(self, call: ToolInvocation) -> bool:
+        """Return True if the call, or an unresolved one that it repeats, may have had its effect."""
+        return is_interrupted(self._state, call) or self._state.find_inherited(call) is not None
 
     def _count_repeats(self, call: ToolInvocation, others: list[ToolInvocation]) -> int:
         """Return how often this call has been made without progress, including this time.
@@ -392,9 +399,18 @@ class ToolCalls:
             result.spent,
             result.tool_calls or UNSET,
             block_reason or UNSET,
+            self._list_unresolved(call),
         )
         await self._journal.write(entry)
         self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
+
+    def _list_unresolved(self, call: ToolInvocation) -> list[UnresolvedCall] | UnsetType:
+        """Return the unresolved calls of the subagent that a call has run. UNSET if there were none before either."""
+        subagent = self._journal.subagents.get(call.call_id)
+        if subagent is None or subagent.run_id != self._journal.make_key(call):
+            return UNSET
+        had_some = call.name in self._state.unresolved_calls and self._state.is_first_of_tool(call)
+        return list_unresolved(subagent) or ([] if had_some else UNSET)
 
 
 class _Attempts(CallObserver):

@@ -1,0 +1,30 @@
+"""Calls of subagents whose effect is not known, because the subagent ended while they were running.
+
+The model of the parent run reads an error then, and may call the subagent again. If the new run of the subagent makes
+the same call, it is the same call for the receiver too: it gets the idempotency key of the first one. `on_interrupt` of
+the tool decides if a person is asked before.
+"""
+
+from antiphon.agent.entries import UnresolvedCall
+from antiphon.agent.journal import Journal, RunState
+
+
+def list_unresolved(subagent: Journal) -> list[UnresolvedCall]:
+    """Return the calls of a subagent whose effect is not known when it ends, including those that it inherited."""
+    state = subagent.state
+    running = [
+        UnresolvedCall(call.call_id, call.name, call.arguments, subagent.make_key(call))
+        for call in state.open_calls
+        if call.call_id in state.started_calls
+    ]
+    keys = {call.idempotency_key for call in running}
+    return [*running, *(call for call in state.inherited_calls if call.idempotency_key not in keys)]
+
+
+def find_inherited(parent: RunState, call_id: str) -> list[UnresolvedCall]:
+    """Return the unresolved calls that the run of a subagent inherits from the runs before it.
+
+    Only one of several concurrent runs inherits them: two calls must not have the same key.
+    """
+    call = next(each for each in parent.calls if each.call_id == call_id)
+    return list(parent.unresolved_calls.get(call.name, ())) if parent.is_first_of_tool(call) else []
