@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon import Agent, Limits, Outcome, Prices, tool
+from antiphon import Agent, ConfigError, Limits, Outcome, Prices, tool
 from antiphon.agent.outcome import RunEnded, ToolProgress, TurnFinished
 from antiphon.ledger import Ledger
 from support.scripted_model import HOLD, ScriptedModel, call, outputs_of
@@ -100,3 +100,83 @@ async def _measure(agent: Agent) -> tuple[list[int], Outcome]:
     events = [event async for event in agent.run_stream("How is it?")]
     assert isinstance(events[-1], RunEnded)
     return [event.usage.total_tokens for event in events if isinstance(event, TurnFinished)], events[-1].outcome
+
+
+async def test_subagent_tool_can_need_approval(in_process: ScriptedModel) -> None:
+    in_process.set_answers([call("expert", {"input": "Bern?"}, "call_e")], "Mild.", "It is mild.")
+    expert = in_process.agent(name="expert").as_tool(
+        "expert", "Knows.", needs_approval=lambda arguments: "Bern" in arguments["input"]
+    )
+    agent = in_process.agent(tools=[expert])
+    paused = await agent.run("Go.")
+    assert ([each.call_id for each in paused.pending], len(in_process.sent)) == (["call_e"], 1)
+    assert paused.state is not None
+    assert (await agent.resume(paused.state, approvals={"call_e": True})).text == "It is mild."
+
+
+async def test_limits_of_a_subagent_tool_replace_those_of_the_agent(in_process: ScriptedModel, ledger: Ledger) -> None:
+    @tool(needs_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [call("pay", {}, "call_p")], "Paid.", "Done.")
+    expert = in_process.agent(name="expert", tools=[pay], limits=Limits(turns=9))
+    agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.", limits=Limits(turns=1))])
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
+    outcome = await agent.resume("run_1", approvals={"call_e/call_p": True}, ledger=ledger)
+    assert outcome.kind == "final"
+    assert "The agent ended with max_turns: Paid." in outputs_of(in_process.sent[-1])[0][1]
+    with pytest.raises(ConfigError, match="The limit 'cost' requires 'prices'"):
+        expert.as_tool("expert", "Pays.", limits=Limits(cost=1))
+
+
+async def test_timed_out_subagent_is_an_error_for_the_model(in_process: ScriptedModel) -> None:
+    in_process.set_answers([call("expert", {"input": "Bern?"})], [HOLD], "No idea.")
+    expert = in_process.agent(name="expert").as_tool("expert", "Knows.", timeout=0.05)
+    outcome = await in_process.agent(tools=[expert]).run("Go.")
+    assert (outcome.kind, outcome.text) == ("final", "No idea.")
+    assert "took longer than 0.05 seconds" in outputs_of(in_process.sent[-1])[0][1]
+
+
+async def test_output_of_a_subagent_is_read_by_a_function(in_process: ScriptedModel) -> None:
+    async def count(outcome: Outcome[list[int]]) -> dict[str, int]:
+        return {"count": len(outcome.output or ()), "turns": outcome.turns}
+
+    def fail(_: Outcome[list[int]]) -> None:
+        raise ValueError("no")
+
+    expert = in_process.agent(name="expert", output_type=list[int])
+    for read, output in (
+        (count, '{"count":3,"turns":1}'),
+        (fail, '{"error":"The answer of the agent cannot be read: ValueError: no"}'),
+    ):
+        in_process.set_answers([call("expert", {"input": "Count."}, "call_e")], '{"value": [1, 2, 3]}', "Done.")
+        agent = in_process.agent(tools=[expert.as_tool("expert", "Counts.", read_output=read)])
+        assert (await agent.run("Go.")).kind == "final"
+        assert outputs_of(in_process.sent[-1]) == [("call_e", output)]
+
+
+async def test_call_ids_with_a_slash_are_replaced(in_process: ScriptedModel) -> None:
+    """In the ids of pending calls, a slash separates the call of a subagent from the call in the parent run."""
+
+    @tool(needs_approval=True)
+    async def pay(number: int) -> str:
+        """Pay."""
+        return f"paid {number}"
+
+    in_process.set_answers(
+        [call("expert", {"input": "Pay."}, "a"), call("pay", {"number": 1}, "a/b")],
+        [call("pay", {"number": 2}, "b")],
+        "Paid.",
+        "Done.",
+    )
+    expert = in_process.agent(name="expert", tools=[pay])
+    agent = in_process.agent(tools=[expert.as_tool("expert", "Pays."), pay])
+    paused = await agent.run("Go.")
+    pending = {each.call_id: each.arguments for each in paused.pending}
+    assert pending == {"a/b": '{"number":2}', "a_b_2": '{"number":1}'}
+    assert paused.state is not None
+    outcome = await agent.resume(paused.state, approvals={"a/b": False, "a_b_2": True})
+    assert outcome.kind == "final"
+    assert outputs_of(in_process.sent[-1]) == [("a", "Paid."), ("a_b_2", "paid 1")]

@@ -262,10 +262,18 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         return self._make_runner().start([*history, *read_task(task)], run_id or make_run_id(), arguments)
 
     def run_subagent(
-        self, task: str, *, deps: Any, ledger: Ledger | None, run_id: str, parent: ParentRun
+        self,
+        task: str,
+        *,
+        deps: Any,
+        ledger: Ledger | None,
+        run_id: str,
+        parent: ParentRun,
+        limits: Limits | None = None,
     ) -> RunStream[OutputT_co]:
         """Run the agent for a call of another run."""
-        return self._make_runner().start(read_task(task), run_id, RunArguments(deps=deps, ledger=ledger, parent=parent))
+        arguments = RunArguments(deps=deps, ledger=ledger, parent=parent, overrides=Overrides(limits=limits))
+        return self._make_runner().start(read_task(task), run_id, arguments)
 
     async def resume(
         self,
@@ -382,8 +390,23 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         ]
         return max((getattr(each.invoke, "stop_seconds", STOP_SECONDS) for each in tools), default=0.0)
 
-    def as_tool(self, name: str, description: str) -> Tool:
-        """Return a tool that runs this agent on one input, within its own limits, and returns its answer."""
+    def as_tool(
+        self,
+        name: str,
+        description: str,
+        *,
+        needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
+        timeout: float | None = None,
+        limits: Limits | None = None,
+        read_output: Callable[[Outcome[OutputT_co]], Any] | None = None,
+    ) -> Tool:
+        """Return a tool that runs this agent on one input and returns its answer.
+
+        `needs_approval` and `timeout` are those of `Tool`. `limits` replace those of the agent. `read_output` makes the
+        result of the call from the outcome of a `final` run, instead of its text; it may be a coroutine function.
+        """
+        if limits is not None and limits.cost is not None and self._definition.task.prices is None:
+            raise ConfigError("The limit 'cost' requires 'prices'.")
         return Tool(
             name=name,
             description=description,
@@ -393,7 +416,9 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
                 "required": ["input"],
                 "additionalProperties": False,
             },
-            invoke=SubagentTool(self),
+            invoke=SubagentTool(self, limits=limits, read_output=read_output),
+            timeout=timeout,
+            needs_approval=needs_approval,
             # The run of the subagent has its own journal, so it can be resumed.
             on_interrupt="retry",
         )

@@ -93,8 +93,9 @@ class Runner:
         journal = Journal(run_id, ledger=ledger, ownership=ownership)
         overrides = UNSET if arguments.overrides.is_empty else arguments.overrides
         name, model = self._definition.name, self._definition.settings["model"]
+        unresolved = UNSET if parent is None or not parent.unresolved else list(parent.unresolved)
         try:
-            await journal.write(StartEntry(name, complete_history(items), time.time(), overrides, model))
+            await journal.write(StartEntry(name, complete_history(items), time.time(), overrides, model, unresolved))
         except RunTaken as error:
             if error.run_id != run_id:
                 # The first run has another owner.

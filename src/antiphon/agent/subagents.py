@@ -1,6 +1,8 @@
 """Agents as tools of other agents. Each call of such a tool is a run of the subagent."""
 
-from collections.abc import Callable, Sequence
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -8,12 +10,19 @@ import msgspec
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
+from antiphon.agent.limits import Limits
 from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted, read_outcome
+from antiphon.agent.unresolved import find_inherited
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import ApprovalRequired, PendingToolCall, ToolContext, ToolResult, UsageCost
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
+from antiphon.tools.function import make_result
+
+logger = logging.getLogger(__name__)
+
+ReadOutput = Callable[[Outcome[Any]], Any | Awaitable[Any]]
 
 
 class AgentContext(ToolContext[Any], frozen=True, kw_only=True):
@@ -31,7 +40,14 @@ class Subagent(Protocol):
     def stop_seconds(self) -> float: ...
 
     def run_subagent(
-        self, task: str, *, deps: Any, ledger: Ledger | None, run_id: str, parent: ParentRun
+        self,
+        task: str,
+        *,
+        deps: Any,
+        ledger: Ledger | None,
+        run_id: str,
+        parent: ParentRun,
+        limits: Limits | None = None,
     ) -> RunEvents: ...
 
     def resume_subagent(
@@ -46,10 +62,16 @@ class _Arguments(msgspec.Struct):
 
 
 class SubagentTool:
-    """The `invoke` of a tool that runs an agent. Its calls that need approval wait for it in the parent run."""
+    """The `invoke` of a tool that runs an agent. Its calls that need approval wait for it in the parent run.
 
-    def __init__(self, agent: Subagent) -> None:
+    `limits` replace those of the agent. `read_output` makes the result of the call from the outcome; the default is its
+    text.
+    """
+
+    def __init__(self, agent: Subagent, *, limits: Limits | None = None, read_output: ReadOutput | None = None) -> None:
         self.agent = agent
+        self._limits = limits
+        self._read_output = read_output
 
     @property
     def stop_seconds(self) -> float:
@@ -72,10 +94,23 @@ class SubagentTool:
             pending = (_add_prefix(call, context) for call in outcome.pending)
             raise ApprovalRequired(tuple(pending), outcome.state if context.ledger is None else None)
         if outcome.kind == "final":
-            return ToolResult(outcome.text, spent=spent, tool_calls=outcome.tool_calls)
-        reason = outcome.error.message if outcome.error is not None else outcome.text or "it gave no answer."
-        failure = make_error_result(f"The agent ended with {outcome.kind}: {reason}{_describe_interrupted(context)}")
-        return msgspec.structs.replace(failure, spent=spent, tool_calls=outcome.tool_calls)
+            result = await self._make_result(outcome)
+        else:
+            reason = outcome.error.message if outcome.error is not None else outcome.text or "it gave no answer."
+            interrupted = _describe_interrupted(context)
+            result = make_error_result(f"The agent ended with {outcome.kind}: {reason}{interrupted}")
+        return msgspec.structs.replace(result, spent=spent, tool_calls=outcome.tool_calls)
+
+    async def _make_result(self, outcome: Outcome[Any]) -> ToolResult:
+        """Return the result of a call. An exception of `read_output` is an error for the model: the run has ended."""
+        if self._read_output is None:
+            return ToolResult(outcome.text)
+        try:
+            value = self._read_output(outcome)
+            return make_result(await value if inspect.isawaitable(value) else value)
+        except Exception as error:
+            logger.warning("the output of a subagent cannot be read", exc_info=error)
+            return make_error_result(f"The answer of the agent cannot be read: {type(error).__name__}: {error}")
 
     async def _run(self, task: str, context: AgentContext, on_event: Callable[[RunEvent], object]) -> Outcome[Any]:
         """Return the outcome of the run of this call. Raise LedgerFailed if its entries are not all stored.
@@ -100,9 +135,12 @@ class SubagentTool:
         """Start the run of this call, or resume it if an earlier attempt has started it."""
         run_id, ledger, deps = context.idempotency_key, context.ledger, context.deps
         started = await _find_run(run_id, context)
-        parent = ParentRun(context.journal, context.budget, context.call_id)
+        unresolved = find_inherited(context.journal.state, context.call_id)
+        parent = ParentRun(context.journal, context.budget, context.call_id, unresolved)
         if started is None:
-            return self.agent.run_subagent(task, deps=deps, ledger=ledger, run_id=run_id, parent=parent)
+            return self.agent.run_subagent(
+                task, deps=deps, ledger=ledger, run_id=run_id, parent=parent, limits=self._limits
+            )
         run: str | bytes = started.pack() if ledger is None else run_id
         verdicts = _find_verdicts(started, context)
         return self.agent.resume_subagent(run, verdicts, deps=deps, ledger=ledger, parent=parent)
@@ -112,6 +150,10 @@ async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
     """Return the run of an earlier attempt at this call, if there was one."""
     if context.ledger is not None:
         return await load(run_id, context.ledger) if await context.ledger.read(run_id) else None
+    running = context.journal.subagents.get(context.call_id)
+    if running is not None and running.run_id == run_id:
+        # An attempt before this one has reached the time limit of the tool.
+        return running
     paused = context.journal.state.paused_calls.get(context.call_id)
     return None if paused is None or paused.state is None else unpack(paused.state)
 

@@ -1,0 +1,115 @@
+"""Calls of a subagent that were running when it ended: a repetition has the key of the first call."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from antiphon import Agent, Limits, Tool, ToolContext, tool
+from antiphon.ledger import Ledger
+from antiphon.tools.base import OnInterrupt
+from support.scripted_model import ScriptedModel, call, outputs_of
+
+ASK = call("expert", {"input": "Pay."}, "call_e")
+PAY = call("pay", {"amount": 5}, "call_p")
+FIRST_KEY = "run_1:1:0:1:0"
+
+
+class Payments:
+    """A tool whose first calls never end."""
+
+    def __init__(self, hanging: int = 1) -> None:
+        self.keys: list[str] = []
+        self._hanging = hanging
+
+    def make_tool(self, policy: OnInterrupt = "retry", **options: Any) -> Tool:
+        @tool(on_interrupt=policy, **options)
+        async def pay(amount: int, context: ToolContext) -> str:
+            """Pay."""
+            self.keys.append(context.idempotency_key)
+            if len(self.keys) <= self._hanging:
+                await asyncio.Event().wait()
+            return f"paid {amount}"
+
+        return pay
+
+
+MakeAgent = Callable[[Tool], Agent]
+
+
+@pytest.fixture(params=["deadline", "timeout"])
+def make_agent(request: pytest.FixtureRequest, in_process: ScriptedModel) -> MakeAgent:
+    """Return a function that makes an agent whose subagent is stopped by its deadline or by a timeout."""
+
+    def make(pay: Tool) -> Agent:
+        expert = in_process.agent(name="expert", tools=[pay])
+        options: dict[str, Any] = {"limits": Limits(seconds=0.2)} if request.param == "deadline" else {"timeout": 0.2}
+        return in_process.agent(tools=[expert.as_tool("expert", "Pays.", **options)])
+
+    return make
+
+
+async def test_repeated_call_has_the_key_of_the_first(
+    in_process: ScriptedModel, make_agent: MakeAgent, ledger: Ledger
+) -> None:
+    payments = Payments()
+    in_process.set_answers([ASK], [PAY], [ASK], [PAY], [call("pay", {"amount": 5}, "call_2")], "Paid.", "Done.")
+    outcome = await make_agent(payments.make_tool()).run("Go.", ledger=ledger, run_id="run_1")
+    # The second run has resolved the first call, so the last one is another call.
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY, FIRST_KEY, "run_1:2:0:2:0"])
+
+
+async def test_other_arguments_have_another_key(in_process: ScriptedModel, make_agent: MakeAgent) -> None:
+    payments = Payments()
+    other = call("pay", {"amount": 6}, "call_p")
+    in_process.set_answers([ASK], [PAY], [ASK], [other], [PAY], "Paid.", "Done.")
+    outcome = await make_agent(payments.make_tool()).run("Go.", run_id="run_1")
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY, "run_1:2:0:1:0", FIRST_KEY])
+
+
+@pytest.mark.parametrize(("verdict", "count"), [(True, 2), (False, 1)])
+async def test_repetition_waits_for_a_person(
+    in_process: ScriptedModel, make_agent: MakeAgent, ledger: Ledger, verdict: bool, count: int
+) -> None:
+    payments = Payments()
+    in_process.set_answers([ASK], [PAY], [ASK], [PAY], "Well.", "Done.")
+    agent = make_agent(payments.make_tool("ask"))
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    (pending,) = paused.pending
+    assert (pending.call_id, pending.reason, pending.idempotency_key) == (
+        "call_e/call_p",
+        "may_have_happened",
+        FIRST_KEY,
+    )
+    outcome = await agent.resume("run_1", approvals={"call_e/call_p": verdict}, ledger=ledger)
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * count)
+
+
+async def test_key_survives_several_stopped_runs(in_process: ScriptedModel, make_agent: MakeAgent) -> None:
+    payments = Payments(hanging=2)
+    second, third, fourth = ([call("expert", {"input": f"Pay {n}."}, "call_e")] for n in (2, 3, 4))
+    in_process.set_answers([ASK], [PAY], second, [PAY], third, "I do nothing.", fourth, [PAY], "Paid.", "Done.")
+    outcome = await make_agent(payments.make_tool()).run("Go.", run_id="run_1")
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 3)
+
+
+async def test_two_runs_at_once_do_not_use_the_same_key(in_process: ScriptedModel, make_agent: MakeAgent) -> None:
+    payments = Payments()
+    both = [ASK, call("expert", {"input": "Pay too."}, "call_f")]
+    in_process.set_answers([ASK], [PAY], both, [PAY], [PAY], "Paid.", "Paid.", "Done.")
+    outcome = await make_agent(payments.make_tool()).run("Go.", run_id="run_1")
+    assert outcome.kind == "final"
+    assert (payments.keys[0], sorted(payments.keys[1:])) == (FIRST_KEY, [FIRST_KEY, "run_1:2:1:1:0"])
+
+
+async def test_timed_out_attempt_is_resumed_without_a_ledger(in_process: ScriptedModel) -> None:
+    payments = Payments()
+    in_process.set_answers([ASK], [PAY], "Paid.", "Done.")
+    expert = in_process.agent(name="expert", tools=[payments.make_tool()])
+    pays = expert.as_tool("expert", "Pays.", timeout=0.2)
+    agent = in_process.agent(tools=[structs.replace(pays, retries=1)])
+    outcome = await agent.run("Go.", run_id="run_1")
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
+    assert outputs_of(in_process.sent[-1]) == [("call_e", "Paid.")]
