@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STRUCTURES = ("direct", "subagent", "handoff", "mcp")
 POLICIES = ("approval", "retry", "ask", "tell")
 INTERRUPTIONS = ("kill", "SIGINT", "cancellation", "lease lost")
@@ -18,11 +20,19 @@ POINTS = ("before intent", "after intent", "after effect")
 CELLS = list(itertools.product(STRUCTURES, POLICIES, INTERRUPTIONS, POINTS))
 
 
-def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> None:
-    """All 192 cells are in one test, because they share a process that has imported everything."""
-    folders = [tmp_path / str(number) for number in range(len(CELLS))]
+def test_matrix_has_every_combination() -> None:
+    assert len(set(CELLS)) == 192
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path, structure: str) -> None:
+    """The 48 cells of a structure are in one test, because they share a process that has imported everything."""
+    if structure == "mcp":
+        pytest.importorskip("mcp")
+    cells = [cell for cell in CELLS if cell[0] == structure]
+    folders = [tmp_path / str(number) for number in range(len(cells))]
     orders = []
-    for folder, cell in zip(folders, CELLS, strict=True):
+    for folder, cell in zip(folders, cells, strict=True):
         folder.mkdir()
         orders.append({"folder": str(folder)} | dict(zip(("structure", "policy", "way", "point"), cell, strict=True)))
     tests = Path(__file__).parents[1]
@@ -36,10 +46,9 @@ def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> N
         check=True,
     )
     answers = done.stdout.splitlines()
-    assert len(answers) == len(CELLS) == 192
     faults = [
         (cell, fault)
-        for folder, cell, answer in zip(folders, CELLS, answers, strict=True)
+        for folder, cell, answer in zip(folders, cells, answers, strict=True)
         if (fault := find_fault(folder, cell, answer))
     ]
     assert faults == []

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from mcp.server.mcpserver import Context, MCPServer
 from msgspec import structs
 
 from antiphon.agent.agent import Agent
@@ -103,6 +102,8 @@ async def open_mcp_agent(cell: dict[str, str], interrupt: Interrupt | None) -> A
 
 
 def serve_mcp(port: int) -> None:
+    from mcp.server.mcpserver import Context, MCPServer
+
     server = MCPServer("effects", log_level="CRITICAL")
 
     @server.tool()
@@ -226,15 +227,22 @@ def attempt(work: Callable[[dict[str, str]], Coroutine[Any, Any, None]], cell: d
 
 
 def main() -> None:
-    with running_mcp_server() as url:
-        asyncio.run(connect_once(url))
-        for line in sys.stdin:
-            cell = json.loads(line) | {"url": url}
-            attempt(interrupt_run, cell)
-            first = count_effects(cell)
-            attempt(resume_run, cell)
-            sys.stdout.write(f"{first} {(Path(cell['folder']) / 'outcome').read_text()}\n")
-            sys.stdout.flush()
+    cells = [json.loads(line) for line in sys.stdin]
+    if any(cell["structure"] == "mcp" for cell in cells):
+        with running_mcp_server() as url:
+            asyncio.run(connect_once(url))
+            run_cells([cell | {"url": url} for cell in cells])
+    else:
+        run_cells(cells)
+
+
+def run_cells(cells: list[dict[str, str]]) -> None:
+    for cell in cells:
+        attempt(interrupt_run, cell)
+        first = count_effects(cell)
+        attempt(resume_run, cell)
+        sys.stdout.write(f"{first} {(Path(cell['folder']) / 'outcome').read_text()}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
