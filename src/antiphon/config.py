@@ -17,7 +17,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.errors import ConfigError
-from antiphon.tool_settings import ImageGenerationSettings, McpServerSettings, WebSearchSettings
+from antiphon.tool_settings import (
+    CodeInterpreterSettings,
+    ImageGenerationSettings,
+    McpServerSettings,
+    WebSearchSettings,
+)
 
 DEFAULT_FILE = Path("antiphon.toml")
 DEFAULT_PROJECT = "default"
@@ -174,6 +179,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     grammars: GrammarLimits = GrammarLimits()
     files: FileLimits = FileLimits()
     embeddings: EmbeddingSettings | None = None
+    code_interpreter: CodeInterpreterSettings = CodeInterpreterSettings()
     compat: Dialect = "openai"
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
@@ -218,6 +224,7 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) i
 _DEPRECATED = frozenset({"dbos"})
 # Settings with an environment variable. Tables have none.
 _TABLES: dict[str, type[Struct]] = {
+    "code_interpreter": CodeInterpreterSettings,
     "embeddings": EmbeddingSettings,
     "files": FileLimits,
     "grammars": GrammarLimits,

@@ -74,3 +74,24 @@ class ImageGenerationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __repr__(self) -> str:
         return f"ImageGenerationSettings(base_url={self.base_url!r}, model={self.model!r})"
+
+
+class CodeInterpreterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[code_interpreter]`: the sandbox, and the limits of code, containers and programs."""
+
+    enabled: bool = True
+    sandbox: Literal["wasm", "bubblewrap"] = "wasm"
+    cache_dir: str = ""
+    call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 60
+    max_memory: Literal["1g", "4g", "16g", "64g"] = "4g"
+    output_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
+    images: Annotated[int, Meta(ge=0, le=100)] = 10
+    image_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024 * 1024
+    idle_minutes: Annotated[int, Meta(ge=1, le=1440)] = 20
+    interpreters: Annotated[int, Meta(ge=1)] = 8
+    queued: Annotated[int, Meta(ge=1)] = 64
+    queue_seconds: Annotated[float, Meta(gt=0, le=86400)] = 300
+    containers: Annotated[int, Meta(ge=1)] = 100
+    container_files: Annotated[int, Meta(ge=1)] = 1000
+    container_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024 * 1024
+    project_bytes: Annotated[int, Meta(ge=1)] = 2 * 1024 * 1024 * 1024

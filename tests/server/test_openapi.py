@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from antiphon.engine.assembly import make_containers
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import make_page
 from antiphon.errors import InvalidRequest
@@ -28,7 +29,8 @@ from support.live_server import make_settings
 
 def make_test_router(**changes: Any) -> Router:
     settings = make_settings(**changes)
-    return make_router(Engine(backends={}, store=MemoryStore()), settings)
+    store = MemoryStore()
+    return make_router(Engine(backends={}, store=store, containers=make_containers(settings, store)), settings)
 
 
 ROUTER = make_test_router()

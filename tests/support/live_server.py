@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, Ope
 from antiphon.backends.base import Backend
 from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
-from antiphon.engine.assembly import make_policy
+from antiphon.engine.assembly import make_containers, make_policy
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.server.process import Server, bind_socket
@@ -95,12 +95,14 @@ class LiveServer:
         hosted_tools: HostedTools = NO_HOSTED_TOOLS,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
+        store = store or MemoryStore()
         self.engine = Engine(
             backends={"scripted": self.backend, **(others or {})},
-            store=store or MemoryStore(),
+            store=store,
             policy=make_policy(settings),
             files=files,
             hosted_tools=hosted_tools,
+            containers=make_containers(settings, store),
         )
         self.server = FastShutdownServer(self.engine, settings, on_ready=self._set_url)
         self.server.config.app = RecordingApp(self.server.config.app)  # type: ignore[arg-type]

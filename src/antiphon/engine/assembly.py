@@ -1,15 +1,19 @@
 """Assembly of an engine from settings: its backends, its store, its policy and its keys."""
 
 import logging
+from pathlib import Path
 
 from antiphon.backends.registry import create
 from antiphon.config import Settings
+from antiphon.engine.containers.containers import Containers
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
+from antiphon.errors import ConfigError
+from antiphon.store.base import Store
 from antiphon.store.limits import RunLimits, StoreLimits
-from antiphon.store.location import locate_files, locate_store
+from antiphon.store.location import locate_containers, locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.registry import HostedTools, create_hosted_tools
@@ -54,7 +58,20 @@ def build_engine(settings: Settings) -> Engine:
         ),
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),
+        containers=make_containers(settings, store),
     )
+
+
+def make_containers(settings: Settings, store: Store) -> Containers | None:
+    """Return the containers of the code interpreter, or None if the server has none."""
+    options = settings.code_interpreter
+    if settings.stateless or not options.enabled:
+        return None
+    if options.sandbox == "wasm" and options.max_memory not in ("1g", "4g"):
+        raise ConfigError("code_interpreter.max_memory: the sandbox 'wasm' allows at most 4g.")
+    cache_dir = Path(options.cache_dir) if options.cache_dir else settings.data_dir / "code-interpreter"
+    location = locate_containers(store, data_dir=settings.data_dir)
+    return Containers(location.store, options, cache_dir=cache_dir, root=location.folder, owns_store=location.is_own)
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:

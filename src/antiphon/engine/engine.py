@@ -13,6 +13,7 @@ from antiphon.engine.background.attempt import QueuedRequest
 from antiphon.engine.background.event_reader import EventPages
 from antiphon.engine.background.responses import BackgroundResponses, BackgroundRun
 from antiphon.engine.background.worker import Worker
+from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.files.loader import FileServiceLoader, VectorSearch
 from antiphon.engine.items import ItemPage, make_page, normalize_items
@@ -55,9 +56,13 @@ class Engine:
         sealer: Sealer | None = None,
         files: FileServiceLoader | None = None,
         hosted_tools: HostedTools = NO_HOSTED_TOOLS,
+        containers: Containers | None = None,
     ) -> None:
         self._policy = policy or Policy()
         self._files = files or FileServiceLoader(limits=self._policy.file_limits, embeddings=self._policy.embeddings)
+        self.containers = containers
+        if containers is not None:
+            containers.get_file_service = self._files.load
         sealer = sealer or Sealer([make_secret()])
         self._store = store
         self.conversations = Conversations(store, self._policy)
@@ -70,7 +75,9 @@ class Engine:
             policy=self._policy,
             sealer=sealer,
             hosted_tools=hosted_tools,
-            hosted_services=HostedServices(claim=store.claim_effect, file_search=VectorSearch(self._files)),
+            hosted_services=HostedServices(
+                claim=store.claim_effect, file_search=VectorSearch(self._files), containers=containers
+            ),
             files=self._files,
         )
         self._running: dict[RunKey, Run] = {}
@@ -100,6 +107,9 @@ class Engine:
             stack.push_async_callback(self._store.close)
             await self._pipeline.start()
             stack.push_async_callback(self._pipeline.close)
+            if self.containers is not None:
+                await self.containers.start()
+                stack.push_async_callback(self.containers.close)
             await self._background.start()
             self._sweeper.start()
             self._files.start()
@@ -113,6 +123,8 @@ class Engine:
             await self._sweeper.close()
             await self._background.close()
             await self._pipeline.close()
+            if self.containers is not None:
+                await self.containers.close()
         finally:
             await self._store.close()
 

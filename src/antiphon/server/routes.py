@@ -21,6 +21,7 @@ from antiphon.protocol.events import OneItem
 from antiphon.protocol.prompt import Prompt, PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import CompactedResponse, Response
+from antiphon.server.container_routes import add_container_routes
 from antiphon.server.conversations import ConversationHandlers, DeletedConversation
 from antiphon.server.file_routes import add_file_routes
 from antiphon.server.health import Greeting, Health, HealthHandlers
@@ -54,6 +55,8 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         _add_prompts(router, PromptHandlers(engine, **limits))
         _add_agent(router, engine, settings, keepalive)
         add_file_routes(router, engine, settings)
+        if engine.containers is not None:
+            add_container_routes(router, engine.containers, settings)
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
     _add_document(router, requires_key=bool(settings.api_keys))

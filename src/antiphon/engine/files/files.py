@@ -80,6 +80,11 @@ class Files:
             raise InvalidRequest(f"Not allowed to download files of purpose: {row.purpose}")
         return show_file(row), self._storage.contents.read(row.id)
 
+    async def open_for_tools(self, project: str, file_id: str, *, param: str) -> tuple[FileRow, AsyncIterator[bytes]]:
+        """Return a file of any purpose and the parts of its content. They are not for clients."""
+        row = await self.find(project, file_id, param=param)
+        return row, self._storage.contents.read(row.id)
+
     async def find(self, project: str, file_id: str, *, param: str = "id") -> FileRow:
         """Return the row of a file. Raises NotFound with this param if there is none."""
         database = await self._storage.open()

@@ -4,6 +4,7 @@ import sqlite3
 
 from antiphon.errors import InvalidRequest
 from antiphon.store.base import PromptVersion, StoredPrompt
+from antiphon.store.sqlite.containers import SqliteContainers
 from antiphon.store.sqlite.conversations import SqliteConversations
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import SqliteEventLog
@@ -53,6 +54,7 @@ class SqliteStore(
     SqliteRunQueue,
     SqliteHostedSteps,
     SqlitePrompts,
+    SqliteContainers,
     SqliteSpace,
 ):
     """All parts of a store on one file. They share the writer thread, so one transaction can span several parts."""

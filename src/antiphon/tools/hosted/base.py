@@ -21,6 +21,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Annotate, Delta, Text
+from antiphon.tools.hosted.code_interpreter.service import ContainerService
 from antiphon.upstream.addresses import OutboundRules
 
 
@@ -63,6 +64,7 @@ class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
 
     claim: Callable[[str, str], Awaitable[bool]] | None = None
     file_search: FileSearchService | None = None
+    containers: ContainerService | None = None
 
 
 NO_SERVICES = HostedServices()

@@ -1,0 +1,101 @@
+"""The folders of the containers on disk. The functions block, so callers use a thread."""
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from antiphon.tools.hosted.code_interpreter.sandbox import DATA_FOLDER
+
+_ID = re.compile(r"cntr_[A-Za-z0-9]{1,59}")
+_NO_LINKS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FoundFile(NamedTuple):
+    """A file on disk. `path` is relative to the folder `data` of its container."""
+
+    path: str
+    bytes: int
+    modified_ns: int
+
+
+class ContainerFolders:
+    """One folder for each container, below `root`. Without a root, below a temporary folder that `close` deletes."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._is_temporary = root is None
+        self._root = root
+
+    def locate(self, container_id: str) -> Path:
+        if not _ID.fullmatch(container_id):
+            raise ValueError(f"{container_id!r} is not the id of a container")
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="antiphon-containers-"))
+        return self._root / container_id
+
+    def create(self, container_id: str) -> None:
+        folder = self.locate(container_id)
+        for parent in (folder.parent, folder, folder / DATA_FOLDER):
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def delete(self, container_id: str) -> None:
+        shutil.rmtree(self.locate(container_id), ignore_errors=True)
+
+    def close(self) -> None:
+        if self._is_temporary and self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None
+
+    def find_time(self, container_id: str, path: str) -> int:
+        """Return the time of the last change of a file, in nanoseconds."""
+        return (self.locate(container_id) / DATA_FOLDER / path).stat().st_mtime_ns
+
+    def open_file(self, container_id: str, path: str) -> BinaryIO:
+        """Open a file for reading. Raises OSError if there is none. Links are not followed, in no part of the path."""
+        *parents, name = path.split("/")
+        folder = os.open(self.locate(container_id) / DATA_FOLDER, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS)
+        try:
+            for parent in parents:
+                below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS, dir_fd=folder)
+                os.close(folder)
+                folder = below
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS, dir_fd=folder)
+        finally:
+            os.close(folder)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENOENT, "not a file", path)
+        return os.fdopen(descriptor, "rb")
+
+    def delete_file(self, container_id: str, path: str) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (self.locate(container_id) / DATA_FOLDER / path).unlink()
+
+    def scan(self, container_id: str, *, limit: int) -> list[FoundFile]:
+        """Return the files of a container, up to `limit`. Links and special files are skipped."""
+        folder = self.locate(container_id) / DATA_FOLDER
+        found: list[FoundFile] = []
+        for path, status in _walk(folder):
+            if len(found) == limit:
+                break
+            found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
+        return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    pending = [(str(folder), "")]
+    while pending:
+        current, prefix = pending.pop()
+        with os.scandir(current) as entries:
+            for entry in sorted(entries, key=lambda each: each.name):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append((entry.path, f"{prefix}{entry.name}/"))
+                elif stat.S_ISREG(status.st_mode):
+                    yield prefix + entry.name, status
