@@ -1,5 +1,6 @@
 """Events of a run: their time and ids, the arguments of calls, and the events of subagents."""
 
+import json
 import time
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from antiphon.agent.model import ArgumentsReader, CallDelta
 from antiphon.agent.outcome import (
     ArgumentsDelta,
+    ModelEvent,
     RunEnded,
     RunEvent,
     SubagentEvent,
@@ -65,6 +67,19 @@ def test_arguments_are_read_from_incomplete_events(added: JsonObject, delta: Jso
     reader = ArgumentsReader()
     assert reader.read(codec.decode_event(msgspec.json.encode(added))) is None
     assert reader.read(codec.decode_event(msgspec.json.encode(delta))) == CallDelta("call_1", "look_up", "{")
+
+
+async def test_raw_events_of_the_server_are_streamed_on_request(scripted: ScriptedModel) -> None:
+    scripted.set_answers([LOOK], "Mild.")
+    agent = scripted.agent(tools=[look_up])
+    events = [event async for event in agent.run_stream("Go.", raw_events=True)]
+    raw = [event.event.type for event in events if isinstance(event, ModelEvent)]
+    assert raw.count("response.completed") == 2
+    assert raw.count("response.output_item.done") == 2
+    deltas = [event.event for event in events if isinstance(event, ModelEvent) and "text.delta" in event.event.type]
+    texts = [json.loads(codec.encode(event))["delta"] for event in deltas]
+    assert texts == [event.text for event in events if isinstance(event, TextDelta)]
+    assert not any(isinstance(event, ModelEvent) for event in [each async for each in agent.run_stream("Go.")])
 
 
 async def test_events_of_a_subagent_are_nested(scripted: ScriptedModel) -> None:
