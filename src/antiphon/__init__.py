@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from antiphon.tools.function import CallableTool, tool
     from antiphon.tools.mcp import McpServer
+    from antiphon.tools.server_tools import CodeInterpreter, FileSearch, Mcp, ServerTool, WebSearch
 
     __version__: str
 
@@ -62,7 +63,9 @@ __all__ = [
     "Block",
     "CallCheck",
     "CallableTool",
+    "CodeInterpreter",
     "ConfigError",
+    "FileSearch",
     "Handoff",
     "HttpTransport",
     "InputCheck",
@@ -70,6 +73,7 @@ __all__ = [
     "Ledger",
     "Limits",
     "LocalTransport",
+    "Mcp",
     "McpServer",
     "MemoryLedger",
     "ModelEvent",
@@ -91,6 +95,7 @@ __all__ = [
     "RunSummary",
     "RunTaken",
     "ServerError",
+    "ServerTool",
     "SqliteLedger",
     "SubagentEvent",
     "TextDelta",
@@ -107,6 +112,7 @@ __all__ = [
     "TurnStarted",
     "Usage",
     "UsageCost",
+    "WebSearch",
     "__version__",
     "delete_run",
     "drop_tool_calls",
@@ -127,12 +133,15 @@ _MODULES = {
     "Block": "antiphon.agent.guardrails",
     "CallCheck": "antiphon.agent.guardrails",
     "CallableTool": "antiphon.tools.function",
+    "CodeInterpreter": "antiphon.tools.server_tools",
+    "FileSearch": "antiphon.tools.server_tools",
     "Handoff": "antiphon.agent.handoffs",
     "HttpTransport": "antiphon.agent.transports.http",
     "InputCheck": "antiphon.agent.guardrails",
     "Ledger": "antiphon.ledger",
     "Limits": "antiphon.agent.limits",
     "LocalTransport": "antiphon.agent.transports.engine",
+    "Mcp": "antiphon.tools.server_tools",
     "McpServer": "antiphon.tools.mcp",
     "MemoryLedger": "antiphon.store.ledger",
     "ModelEvent": "antiphon.agent.outcome",
@@ -153,6 +162,7 @@ _MODULES = {
     "RunStream": "antiphon.agent.run_stream",
     "RunSummary": "antiphon.ledger",
     "RunTaken": "antiphon.ledger",
+    "ServerTool": "antiphon.tools.server_tools",
     "SqliteLedger": "antiphon.store.ledger",
     "SubagentEvent": "antiphon.agent.outcome",
     "TextDelta": "antiphon.agent.outcome",
@@ -169,6 +179,7 @@ _MODULES = {
     "TurnStarted": "antiphon.agent.outcome",
     "Usage": "antiphon.protocol.response",
     "UsageCost": "antiphon.tools.base",
+    "WebSearch": "antiphon.tools.server_tools",
     "delete_run": "antiphon.agent.run_records",
     "drop_tool_calls": "antiphon.agent.handoffs",
     "instrument": "antiphon.agent.tracing",

@@ -6,7 +6,7 @@ import pytest
 
 from behaviour.item_samples import in_company
 from behaviour.samples import PARTS
-from behaviour.wire import ask, get, read_stream
+from behaviour.wire import HIDDEN_FIELDS, ask, get, read_stream
 from manifest import names
 
 
@@ -39,6 +39,14 @@ def test_included_field_is_returned(server: Any, name: str) -> None:
     path = name.split(".")[1:]
     assert dig(page["data"][-1], path) == dig(sent[-1], path)
     assert dig(sent[-1], path)
+
+
+@pytest.mark.parametrize("name", HIDDEN_FIELDS)
+def test_field_is_hidden_without_include(server: Any, name: str) -> None:
+    response = ask(server, make_items(name))
+    page = get(server, f"/responses/{response['id']}/input_items?order=asc")
+    *path, last = name.split(".")[1:]
+    assert dig(page["data"][-1], path).get(last) is None
 
 
 SEALED = "include=reasoning.encrypted_content"

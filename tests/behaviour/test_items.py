@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from behaviour.item_samples import ITEMS, in_company
-from behaviour.wire import ask, get, list_input, of_type, stream
+from behaviour.wire import INCLUDE_ALL, ask, get, list_input, of_type, stream
 from manifest import names
 
 USER = {
@@ -42,11 +42,11 @@ def test_input_without_a_status_is_completed(server: Any, name: str) -> None:
 def test_conversation_returns_the_item_unchanged(server: Any, name: str) -> None:
     sent = in_company(name)
     conversation = server.ask("POST", "/v1/conversations", {"items": sent}).json["id"]
-    assert get(server, f"/conversations/{conversation}/items?order=asc")["data"] == sent
+    assert get(server, f"/conversations/{conversation}/items?order=asc&{INCLUDE_ALL}")["data"] == sent
     item_id = ITEMS[name]["id"]
-    assert get(server, f"/conversations/{conversation}/items/{item_id}") == ITEMS[name]
+    assert get(server, f"/conversations/{conversation}/items/{item_id}?{INCLUDE_ALL}") == ITEMS[name]
     ask(server, "hi", conversation=conversation)
-    assert get(server, f"/conversations/{conversation}/items?order=asc")["data"][: len(sent)] == sent
+    assert get(server, f"/conversations/{conversation}/items?order=asc&{INCLUDE_ALL}")["data"][: len(sent)] == sent
 
 
 def test_unknown_item_is_returned_unchanged(server: Any) -> None:
@@ -92,7 +92,7 @@ def test_whole_item_of_the_model_is_sent_and_stored(server: Any, name: str) -> N
     assert of_type(events, "response.output_item.added")[0]["item"] == item
     response = events[-1]["response"]
     assert response["output"][0] == item
-    assert get(server, f"/responses/{response['id']}") == response
+    assert get(server, f"/responses/{response['id']}?{INCLUDE_ALL}") == response
     (input_item,) = list_input(server, response)
     # Output items are accepted as input.
     sent = [input_item, *in_company(name)]

@@ -84,8 +84,14 @@ def get(server: LiveServer, path: str) -> Json:
     return found
 
 
+# A query that shows the fields of hosted items that are hidden without it.
+HIDDEN_FIELDS = ["file_search_call.results", "code_interpreter_call.outputs", "web_search_call.action.sources"]
+INCLUDE_ALL = "&".join(f"include={name}" for name in HIDDEN_FIELDS)
+
+
 def list_input(server: LiveServer, response: Json) -> list[Json]:
-    items: list[Json] = get(server, f"/responses/{response['id']}/input_items?order=asc&limit=100")["data"]
+    path = f"/responses/{response['id']}/input_items?order=asc&limit=100&{INCLUDE_ALL}"
+    items: list[Json] = get(server, path)["data"]
     return items
 
 

@@ -16,7 +16,7 @@ from antiphon.agent.arguments import (
     warn_deprecated,
 )
 from antiphon.agent.budget import ParentRun
-from antiphon.agent.definition import ConversationState, Definition, require_tools
+from antiphon.agent.definition import ConversationState, Definition, require_tools, split_tools
 from antiphon.agent.entries import Overrides, Verdict
 from antiphon.agent.guardrails import CallGuardrail, Guardrails, InputGuardrail, OutputGuardrail, ResultGuardrail
 from antiphon.agent.handoffs import Handoff, collect_agents, read_handoffs
@@ -33,6 +33,7 @@ from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import STOP_SECONDS, Executor
+from antiphon.tools.server_tools import ServerTool
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -49,20 +50,23 @@ T = TypeVar("T")
 
 Hook: TypeAlias = Callable[[RunEvent], object] | Callable[[RunEvent, RunContext[DepsT_contra]], object]
 Instructions: TypeAlias = str | Callable[[RunContext[DepsT_contra]], str | Awaitable[str | None] | None]
-Tools: TypeAlias = Sequence[Tool] | Callable[[RunContext[DepsT_contra]], Sequence[Tool] | Awaitable[Sequence[Tool]]]
+Tools: TypeAlias = (
+    Sequence[Tool | ServerTool] | Callable[[RunContext[DepsT_contra]], Sequence[Tool] | Awaitable[Sequence[Tool]]]
+)
 
 
 class Agent(Generic[DepsT_contra, OutputT_co]):
     """A model with instructions, tools and limits.
 
     `base_url` is the address of a Responses API server; a `transport` is used instead of one. `instructions` and
-    `tools` can be functions of the run's context, synchronous or asynchronous, that are called before every turn.
-    `deps_type` is the type of the `deps` that a run gets, `output_type` the type of the final answer. With
-    `conversation_state="client"` every request has the whole conversation; with "server" it continues the response
-    before, as long as the server supports that. `settings` are further parameters of every request. `hooks` are called
-    with every event of every run, and with the context of the run if they take two arguments. `output_retries` is the
-    number of further answers after an invalid one. `handoffs` are the agents to which the model can hand a run over.
-    Guardrails check the input, the output, the tool calls and their results.
+    `tools` can be functions of the run's context, synchronous or asynchronous, that are called before every turn. A
+    list of tools can contain tools that the server runs, such as `FileSearch`. `deps_type` is the type of the `deps`
+    that a run gets, `output_type` the type of the final answer. With `conversation_state="client"` every request has
+    the whole conversation; with "server" it continues the response before, as long as the server supports that.
+    `settings` are further parameters of every request. `hooks` are called with every event of every run, and with the
+    context of the run if they take two arguments. `output_retries` is the number of further answers after an invalid
+    one. `handoffs` are the agents to which the model can hand a run over. Guardrails check the input, the output, the
+    tool calls and their results.
     """
 
     def __init__(
@@ -113,7 +117,9 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             request["instructions"] = instructions
         if output is not None:
             request["text"] = {**request.get("text", {}), "format": output.format}
-        fixed = () if callable(tools) else tuple(require_tools(tools))
+        fixed, hosted = ((), []) if callable(tools) else split_tools(tools)
+        if hosted:
+            request["tools"] = [*request.get("tools", ()), *hosted]
         self._definition = Definition(
             name=name,
             transport=transport or self._connect(base_url, api_key),

@@ -20,6 +20,7 @@ from antiphon.errors import ConfigError, ServerError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import Executor
+from antiphon.tools.server_tools import ServerTool
 
 ConversationState = Literal["client", "server"]
 """The side that has the conversation between two turns of a run."""
@@ -127,6 +128,15 @@ class RunSetup:
         replaced = {each.name for each in self._run_tools}
         handoffs = (handoff.tool for handoff in self._definition.handoffs)
         return [*(each for each in tools if each.name not in replaced), *self._run_tools, *handoffs]
+
+
+def split_tools(tools: Iterable[Any]) -> tuple[tuple[Tool, ...], list[JsonObject]]:
+    """Return the tools that the agent runs, and the request's entries of those that the server runs."""
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        return tuple(require_tools(tools)), []
+    given = list(tools)
+    own = require_tools(each for each in given if not isinstance(each, ServerTool))
+    return tuple(own), [each.describe() for each in given if isinstance(each, ServerTool)]
 
 
 def require_tools(tools: Iterable[Any]) -> list[Tool]:

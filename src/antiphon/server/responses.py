@@ -79,7 +79,8 @@ class ResponseHandlers:
             http_request.model = run.response.model
             http_request.response_id = run.response.id
             http_request.warnings += run.warnings
-            dialect = add_include(dialect, run.response, request.include)
+            if run.response.tools:
+                dialect = add_include(dialect, run.response, request.include)
             tail = b""
             if request.stream:
                 http_request.add_served_by(run.response.served_by)

@@ -61,6 +61,7 @@ from antiphon.upstream.media_urls import check_media_urls, has_media
 Items = list[Item | Unknown]
 
 _MESSAGE_ONLY = frozenset({Message})
+_NO_TYPES: frozenset[str] = frozenset()
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +248,7 @@ class Preparer:
             functions_only=self._policy.stateless,
             history=context.items,
             hosted=self._hosted.tools,
-            hosted_types=self._hosted.select_types(capabilities),
+            hosted_types=self._hosted.select_types(capabilities) if request.tools else _NO_TYPES,
         )
         request = copy_struct(request)  # from here on the request is our own and may be changed
         request.tools = tools or None

@@ -204,15 +204,10 @@ def _check_tool_choice(
         return
     elif isinstance(choice, Unknown) and choice.type not in hosted_types:  # its meaning is not known
         raise UnsupportedTool(f"A choice of type '{choice.type}' is not supported by this server.", param="tool_choice")
-    elif isinstance(choice, McpChoice):
-        if choice.server_label not in {tool.server_label for tool in tools if isinstance(tool, McpTool)}:
-            raise InvalidRequest(
-                f"There is no MCP server '{choice.server_label}' in 'tools'.",
-                param="tool_choice.server_label",
-                code="invalid_value",
-            )
     else:
         _check_type(choice.type, tools, "tool_choice")
+        if isinstance(choice, McpChoice):
+            _check_label(choice.server_label, tools)
 
 
 def _knows_all_tools(request: CreateRequest, tools: Tools) -> bool:
@@ -246,6 +241,13 @@ def _check_name(name: object, tools: Tools, path: str, *, namespace: object = No
         raise InvalidRequest(f"There is no tool named '{name}' in 'tools'.", param=path, code="invalid_value")
     if len(found) > 1 and (None, name) not in found:
         raise InvalidRequest(f"More than one namespace has a tool named '{name}'.", param=path, code="invalid_value")
+
+
+def _check_label(label: str, tools: Tools) -> None:
+    if label not in {tool.server_label for tool in tools if isinstance(tool, McpTool)}:
+        raise InvalidRequest(
+            f"There is no MCP server '{label}' in 'tools'.", param="tool_choice.server_label", code="invalid_value"
+        )
 
 
 def _check_type(kind: str, tools: Tools, path: str) -> None:

@@ -158,12 +158,13 @@ class AnswerReader:
         if not delta.name:  # the tool is not known yet
             return []
         del self._unnamed[delta.key]
-        found = self._toolset.find(delta.name)
+        found = self._toolset.find(delta.name, delta.namespace)
         if found is None:
             self._forwarded[delta.key] = None
             self.awaits_client = True
             return [self._rename_key(each) for each in held]
-        call = self._hosted[delta.key] = self._begin(delta.name, *found)
+        name = self._toolset.get_function_name(delta.name, delta.namespace)
+        call = self._hosted[delta.key] = self._begin(name, *found)
         call.record.call_id = next((each.call_id for each in held if each.call_id), None)
         return self._write(call, "".join(each.arguments for each in held))
 
@@ -188,6 +189,8 @@ class AnswerReader:
         item = delta.item
         if isinstance(item, ToolSearchCall):
             self.awaits_client |= item.call_id is not None
+            if item.call_id is None:
+                self._budget.take()  # a search of the server counts as a hosted call
         else:
             self.awaits_client |= isinstance(item, (*CALL_TYPES, McpApprovalRequest))
         return [self._rename_key(delta)]

@@ -18,6 +18,7 @@ from antiphon.protocol.tools import (
     McpTool,
     NamespaceTool,
     Tool,
+    ToolSearchTool,
 )
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.base import HostedFunction, HostedSession, HostedTool
@@ -45,6 +46,8 @@ class HostedToolset:
         self._taken = {name for tool in client_tools for name in _list_names(tool)}
         self._assigned: dict[tuple[int, str], str] = {}
         self._by_name: dict[str, tuple[HostedSession, str]] = {}
+        self._by_namespace: dict[tuple[str, str], tuple[HostedSession, str]] = {}
+        self._has_search = any(isinstance(tool, ToolSearchTool) and tool.execution != "client" for tool in client_tools)
         for name in self._taken:
             self._names.reserve(ToolKey("named", None, name))
 
@@ -54,9 +57,13 @@ class HostedToolset:
     def __iter__(self) -> Iterator[OpenSession]:
         return iter(self._sessions)
 
-    def find(self, name: str) -> tuple[HostedSession, str] | None:
+    def find(self, name: str, namespace: str | None = None) -> tuple[HostedSession, str] | None:
         """Return the session and its own name of a function that the model calls."""
-        return self._by_name.get(name)
+        return self._by_name.get(name) if namespace is None else self._by_namespace.get((namespace, name))
+
+    def get_function_name(self, name: str, namespace: str | None) -> str:
+        """Return the name of a function in the context of the next model call."""
+        return name if namespace is None else self._names.get_or_assign(ToolKey("named", namespace, name))
 
     def make_request(self, *, is_first: bool, max_tokens: int | None) -> CreateRequest:
         """Return the request of the next model call. A required call is required in the first round only."""
@@ -98,15 +105,29 @@ class HostedToolset:
         counts = Counter(function.name for _, _, function in new)
         for index, session, function in new:
             is_taken = function.name in self._taken or counts[function.name] > 1
-            key = ToolKey("named", session.label if is_taken else None, function.name)
+            is_deferred = self._is_deferred(self._sessions[index])
+            key = ToolKey("named", session.label if is_taken or is_deferred else None, function.name)
             name = self._assigned[index, function.name] = self._names.get_or_assign(key)
             self._by_name[name] = session, function.name
+            if is_deferred:
+                self._by_namespace[session.label, function.name] = session, function.name
         self._taken |= set(self._by_name)
 
-    def _list_functions(self, opened: OpenSession) -> Iterator[FunctionTool]:
+    def _is_deferred(self, opened: OpenSession) -> bool:
+        """Return True if the model sees the functions only after a tool search."""
+        return self._has_search and bool(getattr(opened.entry, "defer_loading", None))
+
+    def _list_functions(self, opened: OpenSession) -> list[Tool]:
         index = self._sessions.index(opened)
-        for function in opened.session.functions:
-            yield _make_function_tool(function, self._assigned[index, function.name])
+        functions = opened.session.functions
+        if not self._is_deferred(opened):
+            return [_make_function_tool(each, self._assigned[index, each.name]) for each in functions]
+        description = getattr(opened.entry, "server_description", None) or f"The tools of {opened.session.label}."
+        deferred: list[Tool | Unknown] = [
+            FunctionTool(each.name, each.description, each.parameters, each.strict, defer_loading=True)
+            for each in functions
+        ]
+        return [NamespaceTool(opened.session.label, description, deferred)] if deferred else []
 
     # The choice
 

@@ -1,6 +1,8 @@
-"""Search for deferred tools by words."""
+"""Search for deferred tools by words, ranked by BM25."""
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,18 +13,20 @@ from antiphon.protocol.tools import NamespaceTool, Tool
 from antiphon.protocol.unions import Unknown
 
 MAX_FOUND = 5
+# The usual parameters of BM25: saturation of repeated words, and the weight of a text's length.
+_SATURATION = 1.2
+_LENGTH_WEIGHT = 0.75
+# A word of a name counts as this many words of a description.
+_NAME_WEIGHT = 3
 _WORD = re.compile(r"[^\W_]+")
 
 
 def search_tools(arguments: Any, deferred: Iterable[CatalogEntry]) -> list[CatalogEntry]:
-    """Return the tools that match most words of the arguments, best first. Rare words weigh more."""
+    """Return the tools whose names and descriptions fit the words of the arguments best, best first."""
     entries = list(deferred)
-    texts = [_list_words(entry) for entry in entries]
-    query = {word for text in _list_strings(arguments) for word in _split(text)}
-    weights = {word: 1 / (1 + sum(any(_matches(word, each) for each in text) for text in texts)) for word in query}
-    scores = [
-        sum(weight for word, weight in weights.items() if any(_matches(word, each) for each in text)) for text in texts
-    ]
+    texts = [_count_words(entry) for entry in entries]
+    query = dict.fromkeys(word for text in _list_strings(arguments) for word in _split(text))
+    scores = _score(list(query), texts)
     ranked = sorted(range(len(entries)), key=lambda index: -scores[index])
     return [entries[index] for index in ranked if scores[index] > 0][:MAX_FOUND]
 
@@ -41,14 +45,31 @@ def group_by_namespace(entries: Iterable[CatalogEntry]) -> list[Tool | Unknown]:
     return list(grouped.values())
 
 
-def _list_words(entry: CatalogEntry) -> set[str]:
+def _score(query: list[str], texts: list[Counter[str]]) -> list[float]:
+    """Return the BM25 score of each text. A word matches words that it starts, and words that start it."""
+    lengths = [text.total() for text in texts]
+    average = sum(lengths) / len(lengths) if any(lengths) else 1.0
+    scores = [0.0] * len(texts)
+    for word in query:
+        counts = [sum(count for each, count in text.items() if _matches(word, each)) for text in texts]
+        matches = sum(count > 0 for count in counts)
+        rarity = math.log(1 + (len(texts) - matches + 0.5) / (matches + 0.5))
+        for index, count in enumerate(counts):
+            length = 1 - _LENGTH_WEIGHT + _LENGTH_WEIGHT * lengths[index] / average
+            scores[index] += rarity * count * (_SATURATION + 1) / (count + _SATURATION * length)
+    return scores
+
+
+def _count_words(entry: CatalogEntry) -> Counter[str]:
     tool: Any = entry.tool
-    texts = [entry.name, tool.name, getattr(tool, "description", None) or ""]
+    words = Counter(dict.fromkeys(_split(tool.name), _NAME_WEIGHT))
+    texts = [getattr(tool, "description", None) or ""]
     if entry.namespace is not None:
         texts += [entry.namespace.name, entry.namespace.description]
     properties = (getattr(tool, "parameters", None) or {}).get("properties")
     texts += list(properties) if isinstance(properties, dict) else []
-    return {word for text in texts for word in _split(text)}
+    words.update(word for text in texts for word in _split(text))
+    return words
 
 
 def _split(text: str) -> list[str]:
