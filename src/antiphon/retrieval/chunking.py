@@ -61,7 +61,7 @@ class ChunkedText:
         windows = math.ceil(max_tokens / WINDOW_TOKENS)
         for first in range(0, max(count - overlap_tokens, 1), stride):
             points = [self._find_word(first + index * max_tokens // windows) for index in range(windows + 1)]
-            begin, end = self._locate(points[0]), self._locate(points[-1])
+            begin, end = self._locate(points[0]) if first else 0, self._locate(points[-1])
             ranges = [(one, other) for one, other in itertools.pairwise(points) if one < other]
             yield TextChunk(begin, self._text[begin:end], ranges)
 
@@ -75,8 +75,6 @@ class ChunkedText:
         return token
 
     def _locate(self, token: int) -> int:
-        if token == 0:
-            return 0
         return self._starts[token] if token < len(self) else len(self._text)
 
 
