@@ -10,6 +10,7 @@ import pytest
 
 from antiphon import ConfigError, Limits, ToolContext, tool
 from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
+from antiphon.agent.history import join_text
 from antiphon.agent.outcome import RunError
 from antiphon.agent.tool_calls import WITHHELD
 from antiphon.ledger import Ledger
@@ -84,6 +85,20 @@ async def test_guardrail_replaces_the_input(in_process: ScriptedModel, ledger: L
     replaced = {"role": "user", "content": "My pin is ****."}
     assert (in_process.sent[0]["input"], outcome.history[0]) == ([replaced], replaced)
     assert (await agent.resume("run_1", ledger=ledger)).history == outcome.history
+
+
+async def test_replaced_input_leaves_the_history(in_process: ScriptedModel) -> None:
+    in_process.set_answers("Hello.")
+    first = await in_process.agent().run("One.")
+    text = in_process.agent(input_guardrails=[lambda _: Replace("Three.")])
+    outcome = await text.run("Two.", history=first.history)
+    assert [join_text([item]) for item in outcome.history] == ["One.", "Hello.", "Three.", "Hello."]
+    whole = in_process.agent(input_guardrails=[lambda check: Replace(check.items[-1:])])
+    outcome = await whole.run("Two.", history=first.history)
+    assert [join_text([item]) for item in outcome.history] == ["Two.", "Hello."]
+    broken = await in_process.agent(input_guardrails=[lambda _: Replace(7)]).run("Two.")
+    assert broken.error is not None
+    assert "an input is replaced by a string or a list of items" in broken.error.message
 
 
 async def test_text_of_an_input_is_that_of_the_new_messages(in_process: ScriptedModel) -> None:

@@ -46,6 +46,21 @@ async def test_run_goes_on_as_the_other_agent(scripted: ScriptedModel) -> None:
     assert (ended.outcome.turns, ended.outcome.tool_calls) == (3, 2)
 
 
+async def test_conversation_on_the_server_goes_over_too(scripted: ScriptedModel) -> None:
+    scripted.set_answers([TO_BILLING], [call("look_up", {"city": "Bern"})], "Paid.")
+    billing = scripted.agent(name="billing", tools=[look_up], conversation_state="server")
+    outcome = await scripted.agent(name="triage", handoffs=[billing], conversation_state="server").run("Pay.")
+    assert (outcome.kind, outcome.agent) == ("final", "billing")
+    first, second, third = scripted.sent[-3:]
+    assert [item.get("type", "message") for item in second["input"]] == [
+        "message",
+        "function_call",
+        "function_call_output",
+    ]
+    assert ("previous_response_id" in second, "previous_response_id" in first) == (False, False)
+    assert outputs_of(third)[-1][1] == "Bern: mild"
+
+
 async def test_handoff_is_described_as_configured(in_process: ScriptedModel) -> None:
     @dataclass
     class Reason:

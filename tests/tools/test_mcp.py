@@ -19,7 +19,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from antiphon import Agent, tool
 from antiphon.errors import ConfigError, UpstreamError
+from antiphon.testing.scripted import ScriptedTransport
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor
 from antiphon.tools.mcp import McpServer
@@ -242,6 +244,30 @@ async def test_pain_servers_73_tools_are_listed_again_only_after_a_change(
     await wait_until(lambda: fresh in by_name(server))
     assert await call(server, fresh) == ToolResult("new")
     assert count_requests(folder) == before + 1
+
+
+@on_one_loop
+@pytest.mark.parametrize(("transport", "era"), [("stdio", "modern")])
+async def test_agent_can_use_a_tool_that_was_added_during_its_run(server: McpServer) -> None:
+    answers = [
+        [{"tool_call": {"name": "grow", "arguments": {"name": "fresh_for_agent"}}}],
+        [{"tool_call": {"name": "wait_for_list", "arguments": {}}}],
+        [{"tool_call": {"name": "fresh_for_agent", "arguments": {}}}],
+        "Done.",
+    ]
+
+    @tool
+    async def wait_for_list() -> str:
+        """Wait until the list has the new tool."""
+        await wait_until(lambda: "fresh_for_agent" in by_name(server))
+        return "listed"
+
+    transport = ScriptedTransport({"rules": [{"answers": answers}]})
+    agent = Agent(model="scripted", transport=transport, tools=lambda _: [wait_for_list, *server.tools])
+    outcome = await agent.run("Grow.")
+    await agent.close()
+    outputs = [item["output"] for item in outcome.history if item.get("type") == "function_call_output"]
+    assert (outcome.kind, outputs) == ("final", ["grown", "listed", "new"])
 
 
 @on_one_loop

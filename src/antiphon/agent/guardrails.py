@@ -36,8 +36,8 @@ class Block(Struct, frozen=True):
 class Replace(Struct, frozen=True):
     """The verdict that replaces the checked value.
 
-    The value is a text or items for an input, an output for an output, a mapping or a JSON text for the arguments of
-    a call, and for a result anything that a tool can return.
+    For an input, the value is a text, which replaces the new messages, or items, which replace the whole input. For the
+    arguments of a call it is a mapping or a JSON text, for a result anything that a tool can return.
     """
 
     value: Any
@@ -58,9 +58,13 @@ class InputCheck(_Check, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text of the messages that the model has not answered yet."""
-        start = max((index + 1 for index, item in enumerate(self.items) if not _is_user_message(item)), default=0)
-        return join_text(self.items[start:])
+        """The text of the new messages."""
+        return join_text(self.items[self.new_index :])
+
+    @property
+    def new_index(self) -> int:
+        """The index of the first new message: of the messages at the end that no answer follows."""
+        return max((index + 1 for index, item in enumerate(self.items) if not _is_user_message(item)), default=0)
 
 
 class OutputCheck(_Check, frozen=True, kw_only=True):
@@ -136,7 +140,7 @@ class Guardrails(Struct, frozen=True, kw_only=True):
             except ModelRetry:
                 raise _make_failure(guardrail, "an input cannot be sent back to the model") from None
             if verdict is not None:
-                replaced = _read_items(guardrail, verdict.value)
+                replaced = _read_items(guardrail, verdict.value, check)
                 check = msgspec.structs.replace(check, items=replaced)
         return replaced
 
@@ -213,9 +217,10 @@ def _make_failure(guardrail: Callable[[Any], Any], reason: str) -> GuardrailFail
     return GuardrailFailed(f"The guardrail '{name}' failed: {reason}.")
 
 
-def _read_items(guardrail: Callable[[Any], Any], value: Any) -> list[JsonObject]:
+def _read_items(guardrail: Callable[[Any], Any], value: Any, check: InputCheck) -> list[JsonObject]:
+    """Return the items of the new input. A text replaces the new messages only."""
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [*check.items[: check.new_index], {"role": "user", "content": value}]
     if not isinstance(value, Sequence) or not all(isinstance(item, dict) for item in value):
         raise _make_failure(guardrail, "an input is replaced by a string or a list of items")
     try:
