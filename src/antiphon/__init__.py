@@ -6,6 +6,8 @@ from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, ServerEr
 
 if TYPE_CHECKING:
     from antiphon.agent.approvals import Approval
+    from antiphon.agent.content import FileInput, ImageInput, user_message
+    from antiphon.agent.conversation_session import ConversationSession
     from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
     from antiphon.agent.handoffs import Handoff, drop_tool_calls
     from antiphon.agent.limits import Limits, Prices
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from antiphon.ledger import Ledger, RunSummary, RunTaken
     from antiphon.protocol.response import Usage
     from antiphon.runtime import Agent
+    from antiphon.session import Session, SessionBusy, SessionFailed, last_turns
     from antiphon.store.ledger import MemoryLedger, SqliteLedger
+    from antiphon.store.session import MemorySession, SqliteSession
     from antiphon.tools.base import (
         ModelRetry,
         PendingToolCall,
@@ -65,9 +69,12 @@ __all__ = [
     "CallableTool",
     "CodeInterpreter",
     "ConfigError",
+    "ConversationSession",
+    "FileInput",
     "FileSearch",
     "Handoff",
     "HttpTransport",
+    "ImageInput",
     "InputCheck",
     "InvalidRequest",
     "Ledger",
@@ -76,6 +83,7 @@ __all__ = [
     "Mcp",
     "McpServer",
     "MemoryLedger",
+    "MemorySession",
     "ModelEvent",
     "ModelRetry",
     "Notice",
@@ -96,7 +104,11 @@ __all__ = [
     "RunTaken",
     "ServerError",
     "ServerTool",
+    "Session",
+    "SessionBusy",
+    "SessionFailed",
     "SqliteLedger",
+    "SqliteSession",
     "SubagentEvent",
     "TextDelta",
     "Tool",
@@ -117,11 +129,13 @@ __all__ = [
     "delete_run",
     "drop_tool_calls",
     "instrument",
+    "last_turns",
     "list_runs",
     "prune_runs",
     "read_run",
     "tool",
     "uninstrument",
+    "user_message",
 ]
 
 # The modules of the public names. They are imported at first use, because an agent takes longer to import.
@@ -134,9 +148,12 @@ _MODULES = {
     "CallCheck": "antiphon.agent.guardrails",
     "CallableTool": "antiphon.tools.function",
     "CodeInterpreter": "antiphon.tools.server_tools",
+    "ConversationSession": "antiphon.agent.conversation_session",
+    "FileInput": "antiphon.agent.content",
     "FileSearch": "antiphon.tools.server_tools",
     "Handoff": "antiphon.agent.handoffs",
     "HttpTransport": "antiphon.agent.transports.http",
+    "ImageInput": "antiphon.agent.content",
     "InputCheck": "antiphon.agent.guardrails",
     "Ledger": "antiphon.ledger",
     "Limits": "antiphon.agent.limits",
@@ -144,6 +161,7 @@ _MODULES = {
     "Mcp": "antiphon.tools.server_tools",
     "McpServer": "antiphon.tools.mcp",
     "MemoryLedger": "antiphon.store.ledger",
+    "MemorySession": "antiphon.store.session",
     "ModelEvent": "antiphon.agent.outcome",
     "ModelRetry": "antiphon.tools.base",
     "Notice": "antiphon.agent.outcome",
@@ -163,7 +181,11 @@ _MODULES = {
     "RunSummary": "antiphon.ledger",
     "RunTaken": "antiphon.ledger",
     "ServerTool": "antiphon.tools.server_tools",
+    "Session": "antiphon.session",
+    "SessionBusy": "antiphon.session",
+    "SessionFailed": "antiphon.session",
     "SqliteLedger": "antiphon.store.ledger",
+    "SqliteSession": "antiphon.store.session",
     "SubagentEvent": "antiphon.agent.outcome",
     "TextDelta": "antiphon.agent.outcome",
     "Tool": "antiphon.tools.base",
@@ -183,11 +205,13 @@ _MODULES = {
     "delete_run": "antiphon.agent.run_records",
     "drop_tool_calls": "antiphon.agent.handoffs",
     "instrument": "antiphon.agent.tracing",
+    "last_turns": "antiphon.session",
     "list_runs": "antiphon.agent.run_records",
     "prune_runs": "antiphon.agent.run_records",
     "read_run": "antiphon.agent.run_records",
     "tool": "antiphon.tools.function",
     "uninstrument": "antiphon.agent.tracing",
+    "user_message": "antiphon.agent.content",
 }
 
 

@@ -69,7 +69,23 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     lease: Lease | None = None
 
 
-class Ledger(Protocol):
+class Leases(Protocol):
+    """Leases by id: of the runs of a ledger, or of a session."""
+
+    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
+        """Take or renew the lease of a run that has an entry.
+
+        Return False and change nothing if the owner is neither `owner` nor `instead_of`.
+        """
+
+    async def release(self, run_id: str, owner: str) -> None:
+        """End the lease if this is the owner."""
+
+    async def find_lease(self, run_id: str) -> Lease | None:
+        """Return the lease of a run, also if it has no owner. None for an unknown run."""
+
+
+class Ledger(Leases, Protocol):
     """Storage for the entries of agent runs. An entry is on disk when `append` returns."""
 
     async def append(
@@ -90,18 +106,6 @@ class Ledger(Protocol):
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         """Return the entries of a run in order. An unknown run has none."""
-
-    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
-        """Take or renew the lease of a run that has an entry.
-
-        Return False and change nothing if the owner is neither `owner` nor `instead_of`.
-        """
-
-    async def release(self, run_id: str, owner: str) -> None:
-        """End the lease if this is the owner."""
-
-    async def find_lease(self, run_id: str) -> Lease | None:
-        """Return the lease of a run, also if it has no owner. None for an unknown run."""
 
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
         """Return the runs, newest first."""

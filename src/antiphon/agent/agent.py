@@ -28,9 +28,10 @@ from antiphon.agent.runner import RunArguments, Runner
 from antiphon.agent.subagents import SubagentTool
 from antiphon.agent.task import Task, TypedOutput
 from antiphon.agent.transports.base import Transport
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
+from antiphon.session import Session
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import STOP_SECONDS, Executor
 from antiphon.tools.server_tools import ServerTool
@@ -175,6 +176,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]  # an agent without deps has the type None for them
+        session: Session | None = None,
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -189,6 +191,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         events = self.run_stream(
             task,
             deps=deps,
+            session=session,
             history=history,
             model=model,
             settings=settings,
@@ -205,6 +208,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
+        session: Session | None = None,
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -220,6 +224,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             self.run,
             task,
             deps=deps,
+            session=session,
             history=history,
             model=model,
             settings=settings,
@@ -236,6 +241,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
+        session: Session | None = None,
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -249,14 +255,17 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     ) -> RunStream[OutputT_co]:
         """Run the agent on a task and yield events.
 
-        `deps` is passed to tools, dynamic instructions and hooks. `history` are the items of an earlier conversation.
-        `model` and `limits` replace those of the agent, `settings` are added to its settings, and `tools` to its tools.
-        With a `ledger`, another process can resume the run. Closing the stream, or cancelling its reader, cancels the
-        run. Setting `cancel` does too, and yields an outcome. With `raw_events` the stream also has every event of the
-        server, as a ModelEvent. `durable` is the former name of `ledger`.
+        `deps` is passed to tools, dynamic instructions and hooks. A `session` is continued; other runs that use it wait
+        for the end of this one. `history` are the items of an earlier conversation without a session. `model` replaces
+        that of the agent, `settings` are added to its settings and `tools` to its tools; they do not apply to agents of
+        handoffs. `limits` replace those of the agent. With a `ledger`, another process can resume the run. Closing the
+        stream, or cancelling its reader, cancels the run. Setting `cancel` does too, and yields an outcome. With
+        `raw_events` the stream also has every event of the server, as a ModelEvent. `durable` is the former name of
+        `ledger`.
         """
         arguments = self._check_arguments(
             deps=deps,
+            session=session,
             model=model,
             settings=settings,
             tools=tools,
@@ -265,6 +274,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             cancel=cancel,
             raw_events=raw_events,
         )
+        if session is not None and history:
+            raise InvalidRequest("Pass either a session or a history, not both.", param="history")
         return self._make_runner().start([*history, *read_task(task)], run_id or make_run_id(), arguments)
 
     def run_subagent(
@@ -287,6 +298,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
         approvals: Mapping[str, Approval] | None = None,
+        session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
@@ -305,6 +317,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             run,
             deps=deps,
             approvals=approvals,
+            session=session,
             model=model,
             settings=settings,
             tools=tools,
@@ -321,6 +334,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
         approvals: Mapping[str, Approval] | None = None,
+        session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
@@ -336,6 +350,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             run,
             deps=deps,
             approvals=approvals,
+            session=session,
             model=model,
             settings=settings,
             tools=tools,
@@ -352,6 +367,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
         approvals: Mapping[str, Approval] | None = None,
+        session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
@@ -364,13 +380,14 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     ) -> RunStream[OutputT_co]:
         """Resume a run and yield events. `approvals` are the verdicts on its pending calls, by call id.
 
-        Pass `deps` and the `tools` of the run again. Its `model`, `settings` and `limits` are in the journal; they can
-        be replaced here. A finished run yields its outcome again and does nothing. Raises RunTaken if another process
-        executes the run, unless `force` is set: then that process stops before its next tool call. Also raises RunTaken
-        if this process loses the run in the same way.
+        Pass `deps`, the `session` and the `tools` of the run again. Its `model`, `settings` and `limits` are in the
+        journal; they can be replaced here. A finished run yields its outcome again and does nothing. Raises RunTaken if
+        another process executes the run, unless `force` is set: then that process stops before its next tool call. Also
+        raises RunTaken if this process loses the run in the same way.
         """
         arguments = self._check_arguments(
             deps=deps,
+            session=session,
             model=model,
             settings=settings,
             tools=tools,
@@ -433,6 +450,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         self,
         *,
         deps: Any,
+        session: Session | None,
         model: str | None,
         settings: Mapping[str, Any] | None,
         tools: Sequence[Tool],
@@ -444,6 +462,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         """Check the arguments of a run. Raises ConfigError or InvalidRequest."""
         if ledger is not None and not hasattr(ledger, "append"):
             raise ConfigError(f"ledger: expected a ledger such as SqliteLedger(path), got {type(ledger).__name__}.")
+        if session is not None and not isinstance(session, Session):
+            raise ConfigError(f"session: expected a session such as MemorySession(), got {type(session).__name__}.")
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
         check_deps(deps, self._deps_type)
@@ -451,6 +471,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         require_json(overrides, "settings")
         return RunArguments(
             deps=deps,
+            session=session,
             tools=require_tools(tools),
             overrides=overrides,
             ledger=ledger,

@@ -53,6 +53,7 @@ class StartEntry(_Entry, tag="Began", frozen=True):
     """The start of a run. `agent` is the name of the agent, `model` that of its model, `at` a time in seconds.
 
     `unresolved` are the unresolved calls of earlier runs of the same subagent.
+    A run in a session has the id of the session. `earlier_count` is the number of items of the input from the session.
     """
 
     agent: str
@@ -61,6 +62,8 @@ class StartEntry(_Entry, tag="Began", frozen=True):
     overrides: Overrides | UnsetType = UNSET
     model: str | UnsetType = UNSET
     unresolved: list[UnresolvedCall] | UnsetType = UNSET
+    session_id: str | UnsetType = UNSET
+    earlier_count: int | UnsetType = UNSET
 
 
 class InputReplacedEntry(_Entry, tag="InputReplaced", frozen=True):
@@ -199,6 +202,12 @@ class TraceEntry(_Entry, tag="Traced", frozen=True):
     traceparent: str
 
 
+class SessionSaveEntry(_Entry, tag="SessionSaved", frozen=True):
+    """The first `count` items of the run are in its session, which cannot replace them."""
+
+    count: int
+
+
 class EndEntry(_Entry, tag="Ended", frozen=True):
     """The end of a run. Runs of most kinds can be resumed after it. `cost` is set if the prices are known."""
 
@@ -222,5 +231,6 @@ Entry = (
     | HandoffEntry
     | ResumeEntry
     | TraceEntry
+    | SessionSaveEntry
     | EndEntry
 )

@@ -57,17 +57,30 @@ def complete_history(items: Sequence[JsonObject]) -> list[JsonObject]:
     because no true output can be given for them. Outputs without a call become messages too. Only reasoning that led
     to nothing is dropped.
     """
+    return drop_lone_reasoning([each for completed in _complete_each(items) for each in completed])
+
+
+def complete_joined(earlier: Sequence[JsonObject], items: Sequence[JsonObject]) -> tuple[list[JsonObject], int]:
+    """Complete the history of two parts. Also return the number of items in the result that are from the first."""
+    completed = _complete_each([*earlier, *items])
+    later = [each for part in completed[len(earlier) :] for each in part]
+    joined = drop_lone_reasoning([each for part in completed for each in part])
+    return joined, len(joined) - len(drop_lone_reasoning(later))
+
+
+def _complete_each(items: Sequence[JsonObject]) -> list[list[JsonObject]]:
+    """Return the items that replace each item."""
     paired = _find_pairs(items)
-    completed: list[JsonObject] = []
+    completed: list[list[JsonObject]] = []
     for index, item in enumerate(items):
         if index in paired or _find_key(item) is None:
-            completed.append(to_input_item(item))
+            completed.append([to_input_item(item)])
         elif item["type"] in OUTPUT_TYPES:
             lost = {"type": OUTPUT_TYPES[item["type"]], "call_id": item.get("call_id"), "output": LOST_OUTPUT}
-            completed += [to_input_item(item), lost]
+            completed.append([to_input_item(item), lost])
         else:
-            completed.append({"role": "user", "content": _describe_unpaired(item)})
-    return drop_lone_reasoning(completed)
+            completed.append([{"role": "user", "content": _describe_unpaired(item)}])
+    return completed
 
 
 class HistoryCompleter:

@@ -6,6 +6,7 @@ the next step that depends on it.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +25,7 @@ from antiphon.agent.entries import (
     OutputReplacedEntry,
     Overrides,
     ResumeEntry,
+    SessionSaveEntry,
     StartEntry,
     TraceEntry,
     UnresolvedCall,
@@ -69,6 +71,11 @@ class RunState:
         self.started_at = 0.0
         """The start time, moved forward by the pauses: the run has been working for the time since then."""
         self.overrides = Overrides()
+        self.session_id: str | None = None
+        self.earlier_count = 0
+        """The number of items of the conversation that were in the session when the run started."""
+        self.saved_count = 0
+        """The number of further items that are in a session which cannot replace them."""
         self.history: list[JsonObject] = []
         """The items that the model reads."""
         self.filtered_count = 0
@@ -154,12 +161,7 @@ class RunState:
         """Update the state. Raise ValueError if the entry cannot follow it."""
         match entry:
             case StartEntry():
-                self.agent = self.active_agent = entry.agent
-                self.model = entry.model or ""
-                self.started_at = entry.at
-                self.overrides = entry.overrides or self.overrides
-                self.history += entry.input
-                self.inherited_calls = list(entry.unresolved or ())
+                self._apply_start(entry)
             case AnswerEntry():
                 self._apply_answer(entry)
             case FailedAttemptEntry():
@@ -172,7 +174,7 @@ class RunState:
                 self._apply_result(entry)
             case HandoffEntry():
                 self._apply_handoff(entry)
-            case EndEntry() | TraceEntry():
+            case EndEntry() | TraceEntry() | SessionSaveEntry():
                 self._apply_mark(entry)
             case ResumeEntry():
                 self._apply_resume(entry)
@@ -182,17 +184,35 @@ class RunState:
     def _apply_replacement(self, entry: InputReplacedEntry | OutputReplacedEntry | ArgumentsReplacedEntry) -> None:
         match entry:
             case InputReplacedEntry():
-                self.history = list(entry.input)
+                self._replace_input(entry.input)
             case OutputReplacedEntry():
                 self._replace_output(entry.text)
             case _:
                 self._replace_arguments(entry)
 
-    def _apply_mark(self, entry: EndEntry | TraceEntry) -> None:
-        if isinstance(entry, EndEntry):
-            self.ended = entry
-        else:
-            self.traceparent = entry.traceparent
+    def _apply_start(self, entry: StartEntry) -> None:
+        self.agent = self.active_agent = entry.agent
+        self.model = entry.model or ""
+        self.started_at = entry.at
+        self.overrides = entry.overrides or self.overrides
+        self.session_id, self.earlier_count = entry.session_id or None, entry.earlier_count or 0
+        self.history += entry.input
+        self.inherited_calls = list(entry.unresolved or ())
+
+    def _apply_mark(self, entry: EndEntry | TraceEntry | SessionSaveEntry) -> None:
+        match entry:
+            case EndEntry():
+                self.ended = entry
+            case TraceEntry():
+                self.traceparent = entry.traceparent
+            case _:
+                self.saved_count = entry.count
+
+    def _replace_input(self, items: list[JsonObject]) -> None:
+        if len(items) != len(self.history):
+            pairs = zip(items, self.history[: self.earlier_count], strict=False)
+            self.earlier_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.history = list(items)
 
     def _apply_answer(self, entry: AnswerEntry) -> None:
         self.turns += 1
@@ -229,6 +249,8 @@ class RunState:
         self.replaced_calls.add(entry.call_id)
 
     def _drop_encrypted(self) -> None:
+        if not self.filtered_count:
+            self.earlier_count = len(drop_encrypted(self.history[: self.earlier_count]))
         filtered = drop_encrypted(self.history[: self.filtered_count])
         self.history = [*filtered, *drop_encrypted(self.history[self.filtered_count :])]
         self.filtered_count = len(filtered)

@@ -55,6 +55,7 @@ from antiphon.agent.steps import End, NextTurn, Steps, make_blocked_end
 from antiphon.agent.tool_calls import MakeContext, ToolCalls
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.ledger import RunTaken
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ModelRetry, ToolContext
 from antiphon.upstream.error_mapping import PERMANENT_CODES
@@ -151,6 +152,10 @@ class Loop:
     async def _prepare_turn(self) -> None:
         if self._participant.prepare is not None:
             await self._stop_timer.wait(self._participant.prepare)
+
+    def close_history(self) -> list[JsonObject]:
+        """Return the conversation with an output for every call, so that another run can continue it."""
+        return self._calls.close_history()
 
     async def _run_steps(self) -> _InternalEvents:
         changed = await self._begin()

@@ -12,7 +12,7 @@ import platform
 import secrets
 from pathlib import Path
 
-from antiphon.ledger import Holder, Lease, Ledger, RunTaken
+from antiphon.ledger import Holder, Lease, Leases, Ledger, RunTaken
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _active_owners: set[str] = set()
 class Ownership:
     """The lease of this process on one run. `idle_seconds` is the time for which no process had worked on it."""
 
-    def __init__(self, ledger: Ledger, run_id: str, owner: str, *, idle_seconds: float = 0.0) -> None:
+    def __init__(self, ledger: Leases, run_id: str, owner: str, *, idle_seconds: float = 0.0) -> None:
         self.holder = Holder(run_id, owner)
         self.idle_seconds = idle_seconds
         self._ledger = ledger
@@ -79,7 +79,7 @@ def has_leases(ledger: Ledger) -> bool:
     return hasattr(ledger, "hold")
 
 
-async def take_ownership(ledger: Ledger, run_id: str, *, force: bool = False) -> Ownership:
+async def take_ownership(ledger: Leases, run_id: str, *, force: bool = False) -> Ownership:
     """Become the owner of a run. Raises RunTaken if a process executes it, unless `force` is set."""
     lease = await ledger.find_lease(run_id)
     owner = "" if lease is None else lease.owner

@@ -27,6 +27,7 @@ async def resume_journal(
     force: bool = False,
     ownership: Ownership | None = None,
     overrides: Overrides | None = None,
+    session_id: str | None = None,
     check: Callable[[RunState], None] = lambda _: None,
 ) -> Journal:
     """Load the journal of a run and record that this process resumes it. A finished run stays as it is.
@@ -35,7 +36,7 @@ async def resume_journal(
     belongs to the owner of the first run; only the first run can be resumed from outside. Raises InvalidRequest for an
     unknown run, for the run of a subagent, and for a verdict on a call that does not wait for one. Unless `force` is
     set, raises RunTaken if a process executes the run, and InvalidRequest if it is the run of an agent with another
-    name than `agent`. `check` may raise too, before anything is written.
+    name than `agent`. A run in a session requires the `session_id`. `check` may raise too, before anything is written.
     """
     journal = await _find_journal(run, ledger)
     if agent is not None and journal.state.agent != agent and not force:
@@ -45,6 +46,8 @@ async def resume_journal(
             param="run",
             code="other_agent",
         )
+    if agent is not None:
+        _check_session(journal, session_id)
     if _is_finished(journal.state):
         _check_verdicts(journal.state, verdicts)
         return journal
@@ -69,6 +72,18 @@ async def resume_journal(
             await taken.release()
         raise
     return journal
+
+
+def _check_session(journal: Journal, session_id: str | None) -> None:
+    """Raise InvalidRequest unless the run is resumed with its own session."""
+    expected = journal.state.session_id
+    if session_id == expected:
+        return
+    if expected is None:
+        message = f"The run '{journal.run_id}' has no session: resume it without one."
+    else:
+        message = f"The run '{journal.run_id}' is part of the session '{expected}': pass it as 'session'."
+    raise InvalidRequest(message, param="session", code="other_session")
 
 
 async def _refuse_subagent_run(run_id: str, ledger: Ledger) -> None:

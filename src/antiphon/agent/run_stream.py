@@ -1,15 +1,22 @@
 """The stream that a run returns: its events, and then its outcome."""
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Generic
 
+from antiphon.agent.journal import Journal
 from antiphon.agent.outcome import Outcome, OutputT_co, RunEvent, RunEvents
+from antiphon.protocol.json_text import JsonObject
 
 
 class OutcomeHolder:
-    """Receives the outcome of a run. A stream and the generator of its events share it."""
+    """Receives the outcome of a run. A stream and the generator of its events share it.
+
+    `journal` and `close_history` are those of the run, once it has begun.
+    """
 
     outcome: Outcome[Any] | None = None
+    journal: Journal | None = None
+    close_history: Callable[[], list[JsonObject]] = staticmethod(list)
 
 
 class RunStream(AsyncGenerator[RunEvent, None], Generic[OutputT_co]):

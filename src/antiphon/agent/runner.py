@@ -17,7 +17,7 @@ from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.context import Contexts
 from antiphon.agent.definition import Definition, RunSetup
 from antiphon.agent.entries import Overrides, StartEntry, TraceEntry, Verdict
-from antiphon.agent.history import complete_history
+from antiphon.agent.history import complete_joined
 from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.loop import Loop
 from antiphon.agent.outcome import AgentChanged, RunEnded, RunEvent, RunEvents
@@ -25,11 +25,13 @@ from antiphon.agent.ownership import has_leases, take_ownership
 from antiphon.agent.participants import Participant
 from antiphon.agent.resume import resume_journal
 from antiphon.agent.run_stream import OutcomeHolder, RunStream
+from antiphon.agent.session_runs import SessionRun
 from antiphon.agent.task import Task
 from antiphon.agent.tracing import find_tracing
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
+from antiphon.session import Session
 from antiphon.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     deps: Any = None
     tools: Sequence[Tool] = ()
     overrides: Overrides = Overrides()
+    session: Session | None = None
     ledger: Ledger | None = None
     cancel: asyncio.Event | None = None
     raw_events: bool = False
@@ -78,24 +81,26 @@ class Runner:
             force=force,
             ownership=None if parent is None else parent.journal.ownership,
             overrides=arguments.overrides,
+            session_id=None if arguments.session is None else arguments.session.session_id,
             check=self._check_active_agent,
         )
         return self._make_stream(resume, arguments)
 
     def _make_stream(self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments) -> RunStream[Any]:
         holder = OutcomeHolder()
-        return RunStream(self._execute(open_journal, arguments, holder), holder)
+        if arguments.session is None:
+            return RunStream(self._execute(open_journal, arguments, holder), holder)
+        events = self._execute_in_session(arguments.session, open_journal, arguments, holder)
+        return RunStream(events, holder)
 
     async def _start_journal(self, items: list[JsonObject], run_id: str, arguments: RunArguments) -> Journal:
         require_json(items, "task")
         ledger, parent = arguments.ledger, arguments.parent
         ownership = None if parent is None else parent.journal.ownership
         journal = Journal(run_id, ledger=ledger, ownership=ownership)
-        overrides = UNSET if arguments.overrides.is_empty else arguments.overrides
-        name, model = self._definition.name, self._definition.settings["model"]
-        unresolved = UNSET if parent is None or not parent.unresolved else list(parent.unresolved)
+        start = await self._make_start(items, arguments)
         try:
-            await journal.write(StartEntry(name, complete_history(items), time.time(), overrides, model, unresolved))
+            await journal.write(start)
         except RunTaken as error:
             if error.run_id != run_id:
                 # The first run has another owner.
@@ -107,6 +112,39 @@ class Runner:
             journal.ownership = await take_ownership(ledger, run_id)
         return journal
 
+    async def _make_start(self, items: list[JsonObject], arguments: RunArguments) -> StartEntry:
+        session, parent = arguments.session, arguments.parent
+        earlier = [] if session is None else await session.load()
+        completed, earlier_count = complete_joined(earlier, items)
+        return StartEntry(
+            self._definition.name,
+            completed,
+            time.time(),
+            overrides=UNSET if arguments.overrides.is_empty else arguments.overrides,
+            model=arguments.overrides.model or self._definition.settings["model"],
+            unresolved=UNSET if parent is None or not parent.unresolved else list(parent.unresolved),
+            session_id=UNSET if session is None else session.session_id,
+            earlier_count=UNSET if session is None else earlier_count,
+        )
+
+    async def _execute_in_session(
+        self,
+        session: Session,
+        open_journal: Callable[[], Awaitable[Journal]],
+        arguments: RunArguments,
+        holder: OutcomeHolder,
+    ) -> RunEvents:
+        held = await SessionRun.open(session, arguments.cancel)
+        try:
+            async with aclosing(self._execute(open_journal, arguments, holder)) as events:
+                async for event in events:
+                    if isinstance(event, RunEnded):
+                        event.outcome = await held.save(holder, event.outcome)
+                        holder.outcome = event.outcome
+                    yield event
+        finally:
+            await asyncio.shield(held.close(holder))
+
     async def _execute(
         self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments, holder: OutcomeHolder
     ) -> RunEvents:
@@ -117,6 +155,7 @@ class Runner:
         try:
             trace = await self._start_trace(journal, parent_id)
             loop, contexts = self._make_loop(journal, arguments, trace)
+            holder.journal, holder.close_history = journal, loop.close_history
             async with aclosing(loop.events()) as events:
                 async for event in events:
                     if parent_id is not None:

@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 LIMIT_REACHED = "The call was not made: the run has reached a limit."
 RUN_STOPPED = "The call was not made: the run was stopped before."
+NOT_APPROVED_YET = "The call has not been made: it waits for approval."
 CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
 DECISION_TAKEN = "The decision is taken."
 AFTER_DECISION = "The call was not made: the decision was taken before."
@@ -148,8 +149,9 @@ class ToolCalls:
         """Return the history with an error as the output of each open call, so that another run can continue it."""
         state = self._state
         history = state.conversation
+        waiting = NOT_APPROVED_YET if self.pending else RUN_STOPPED
         for call in state.open_calls:
-            error = make_error_result(CANCELLED if call.call_id in state.started_calls else RUN_STOPPED)
+            error = make_error_result(CANCELLED if call.call_id in state.started_calls else waiting)
             history.append(make_output_item(state.find_item(call), error.output))
         return history
 
