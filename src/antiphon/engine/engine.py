@@ -23,7 +23,7 @@ from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.persistence import ExpirySweeper, SessionSink, StoreSink, compute_expiry
 from antiphon.engine.respond.response import begin_response
 from antiphon.engine.respond.run import ResponseSink, Run, empty_answer
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.respond.stateless import StatelessRun
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.serve.pipeline import Pipeline
@@ -143,7 +143,7 @@ class Engine:
         return self._pipeline.models()
 
     async def create(
-        self, request: CreateRequest, *, project: str, session: Session | None = None
+        self, request: CreateRequest, *, project: str, session: ConnectionMemory | None = None
     ) -> Run | BackgroundRun:
         """Begin a response. Raises for every error that is known before the stream begins.
 
@@ -157,7 +157,9 @@ class Engine:
                 session.forget(request.previous_response_id)
             raise
 
-    async def _create(self, request: CreateRequest, project: str, session: Session | None) -> Run | BackgroundRun:
+    async def _create(
+        self, request: CreateRequest, project: str, session: ConnectionMemory | None
+    ) -> Run | BackgroundRun:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
         if self._store.failure is not None and (request.store is not False or request.background):
@@ -190,7 +192,7 @@ class Engine:
         finally:
             self._starting.discard(task)
 
-    def _run(self, prepared: Prepared, serving: Serving, project: str, session: Session | None) -> Run:
+    def _run(self, prepared: Prepared, serving: Serving, project: str, session: ConnectionMemory | None) -> Run:
         sink: ResponseSink = StoreSink(self._store, self._policy, project=project, input_items=prepared.input)
         if session is not None:
             sink = SessionSink(sink, session, prepared)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.protocol import codec
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.items import Item, Message
@@ -14,7 +14,7 @@ def say(text: str, role: Any = "user") -> Message:
     return Message(role, [OutputText(text)] if role == "assistant" else text)
 
 
-def end(session: Session, name: str, previous: str | None = None, **options: Any) -> list[Item | Unknown]:
+def end(session: ConnectionMemory, name: str, previous: str | None = None, **options: Any) -> list[Item | Unknown]:
     """End a response on the connection and return the items of its context and output."""
     before = session.find(previous)
     requested: list[Item | Unknown] = [say(options.pop("text", name))]
@@ -32,12 +32,12 @@ def end(session: Session, name: str, previous: str | None = None, **options: Any
     return [*read, *response.output]
 
 
-def retained(session: Session, names: str) -> str:
+def retained(session: ConnectionMemory, names: str) -> str:
     return "".join(name for name in names if session.find(name) is not None)
 
 
 def test_response_is_remembered_with_its_context() -> None:
-    session = Session()
+    session = ConnectionMemory()
     end(session, "a")
     items = end(session, "b", "a")
     found = session.find("b")
@@ -48,7 +48,7 @@ def test_response_is_remembered_with_its_context() -> None:
 
 
 def test_stored_chain_is_not_remembered() -> None:
-    session = Session()
+    session = ConnectionMemory()
     end(session, "a", store=True)
     end(session, "b", "a", store=True)
     assert retained(session, "ab") == ""
@@ -58,14 +58,14 @@ def test_stored_chain_is_not_remembered() -> None:
 
 
 def test_oldest_responses_are_evicted_first() -> None:
-    session = Session(max_responses=3)
+    session = ConnectionMemory(max_responses=3)
     for name in "abcde":
         end(session, name)
     assert retained(session, "abcde") == "cde"
 
 
 def test_latest_of_lane_outlives_newer_ones_of_others() -> None:
-    session = Session(max_responses=3)
+    session = ConnectionMemory(max_responses=3)
     end(session, "a", lane="quiet")
     for name in "bcde":
         end(session, name, lane="busy")
@@ -73,14 +73,14 @@ def test_latest_of_lane_outlives_newer_ones_of_others() -> None:
 
 
 def test_lanes_are_evicted_at_limit() -> None:
-    session = Session(max_responses=3)
+    session = ConnectionMemory(max_responses=3)
     for name in "abcde":
         end(session, name, lane=name)
     assert retained(session, "abcde") == "cde"
 
 
 def test_long_chain_is_measured_once() -> None:
-    session = Session(max_bytes=12_000)
+    session = ConnectionMemory(max_bytes=12_000)
     previous = None
     for name in "abcdefgh":
         end(session, name, previous, text="x" * 1000)
@@ -89,14 +89,14 @@ def test_long_chain_is_measured_once() -> None:
 
 
 def test_separate_chains_share_size_limit() -> None:
-    session = Session(max_bytes=3000)
+    session = ConnectionMemory(max_bytes=3000)
     for name in "abcd":
         end(session, name, text="x" * 1000)
     assert retained(session, "abcd") == "cd"
 
 
 def test_response_over_size_limit_is_not_remembered() -> None:
-    session = Session(max_bytes=3000)
+    session = ConnectionMemory(max_bytes=3000)
     end(session, "a")
     end(session, "b", text="x" * 4000, lane="b")
     assert retained(session, "ab") == "a"
@@ -104,7 +104,7 @@ def test_response_over_size_limit_is_not_remembered() -> None:
 
 @pytest.mark.parametrize("unknown", [None, "never"])
 def test_forget_is_final_and_accepts_none(unknown: str | None) -> None:
-    session = Session()
+    session = ConnectionMemory()
     end(session, "a")
     end(session, "b", "a")
     session.forget("a")

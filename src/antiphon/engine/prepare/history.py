@@ -11,7 +11,7 @@ from antiphon import offload
 from antiphon.engine.items import CALL_TYPES, PAIRED_TYPES
 from antiphon.engine.prepare.call_pairs import find_answered_calls
 from antiphon.engine.prepare.history_repair import repair_history
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import expand_compactions
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
@@ -50,7 +50,7 @@ async def load_history(
     store: Store,
     sealer: Sealer,
     inherit_tools: bool,
-    session: Session | None = None,
+    session: ConnectionMemory | None = None,
 ) -> History:
     """Load the history from the WebSocket session, else from the store.
 

@@ -33,7 +33,7 @@ from antiphon.engine.prepare.references import check_unique_ids, resolve_referen
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.ids import BrandedMint, Mint
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.respond.stateless import remove_state
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import (
@@ -124,7 +124,7 @@ class Preparer:
         request: CreateRequest,
         *,
         project: str,
-        session: Session | None = None,
+        session: ConnectionMemory | None = None,
         repair: bool = False,
         accepted: Accepted | None = None,
     ) -> Prepared:
@@ -219,7 +219,7 @@ class Preparer:
         )
 
     async def _complete_request(
-        self, request: CreateRequest, project: str, session: Session | None, *, may_be_empty: bool
+        self, request: CreateRequest, project: str, session: ConnectionMemory | None, *, may_be_empty: bool
     ) -> tuple[CreateRequest, list[str]]:
         """Return the request with its prompt template and without ignored state, and warnings. Check its parameters."""
         ignored: list[str] = []

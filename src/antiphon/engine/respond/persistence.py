@@ -12,7 +12,7 @@ from antiphon import offload
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.respond.run import ResponseSink, Run
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.errors import NotFound, StoreUnavailable
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -62,7 +62,7 @@ class StoreSink:
 class SessionSink:
     """Saves a response in another sink, and then in the memory of its connection."""
 
-    def __init__(self, sink: ResponseSink, session: Session, prepared: Prepared) -> None:
+    def __init__(self, sink: ResponseSink, session: ConnectionMemory, prepared: Prepared) -> None:
         self._sink = sink
         self._session = session
         self._prepared = prepared

@@ -32,7 +32,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-class Session:
+class ConnectionMemory:
     """The latest responses of a connection. The oldest are evicted first, the latest of each lane last."""
 
     __slots__ = ("_latest", "_max_bytes", "_max_responses", "_responses")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
@@ -67,7 +67,7 @@ class ConnectionState:
         self.request_share = self.body_budget.open(self.socket.abort, is_slow=self._is_stalled)
         self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
         self.keepalive = keepalive
-        self.session = Session(max_bytes=max_bytes)
+        self.session = ConnectionMemory(max_bytes=max_bytes)
         self.ended: dict[str, str] = {}
         self.pending_steers: dict[str, Sequence[QueuedSteer]] = {}
         self.unsettled: dict[str, asyncio.Event] = {}

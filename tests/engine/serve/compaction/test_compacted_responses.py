@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.errors import ContextLengthExceeded, InvalidRequest
 from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction
@@ -317,7 +317,7 @@ async def test_input_tokens_count_the_compaction_content(harness: EngineHarness)
 
 
 async def test_websocket_session_continues_from_its_compaction(harness: EngineHarness) -> None:
-    session = Session()
+    session = ConnectionMemory()
 
     async def say(sent_input: Any, **fields: Any) -> Response:
         body = codec.encode({"model": "scripted", "input": sent_input, "store": False} | fields)
