@@ -195,3 +195,29 @@ async def test_owner_in_this_process_is_gone_when_it_leaves_the_run() -> None:
     assert not is_owner_gone(taken.holder.owner)
     await taken.release()
     assert is_owner_gone(taken.holder.owner)
+
+
+class SlowLedger(MemoryLedger):
+    """A ledger whose lease is visible to others before `hold` returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
+        is_held = await super().hold(run_id, owner, seconds, instead_of=instead_of)
+        self.is_held.set()
+        await self.goes_on.wait()
+        return is_held
+
+
+async def test_run_that_is_being_taken_is_not_free() -> None:
+    ledger = SlowLedger()
+    await ledger.append("run_1", 0, b"{}")
+    taking = asyncio.ensure_future(take_ownership(ledger, "run_1"))
+    await ledger.is_held.wait()
+    with pytest.raises(RunTaken):
+        await take_ownership(ledger, "run_1")
+    ledger.goes_on.set()
+    await (await taking).release()

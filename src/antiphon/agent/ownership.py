@@ -35,7 +35,6 @@ class Ownership:
         self._loop = asyncio.get_running_loop()
         self._renewal: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        _active_owners.add(owner)
         self._schedule()
 
     async def check(self) -> None:
@@ -89,7 +88,15 @@ async def take_ownership(ledger: Leases, run_id: str, *, force: bool = False) ->
             f"Another process is executing the run '{run_id}'. Resume it with force to take it over.",
         )
     new_owner = _make_owner()
-    if not await ledger.hold(run_id, new_owner, LEASE_SECONDS, instead_of=owner):
+    # Before the lease is visible to others, so that they do not take its owner for one that has stopped.
+    _active_owners.add(new_owner)
+    is_held = False
+    try:
+        is_held = await ledger.hold(run_id, new_owner, LEASE_SECONDS, instead_of=owner)
+    finally:
+        if not is_held:
+            _active_owners.discard(new_owner)
+    if not is_held:
         raise RunTaken(run_id)
     return Ownership(ledger, run_id, new_owner, idle_seconds=0.0 if lease is None else lease.idle_seconds)
 
