@@ -58,10 +58,8 @@ async def test_agent_in_process_uses_hosted_tools_and_its_own() -> None:
     assert recording.effects == ["cats"]
     assert [tool.name for tool in backend.turns[0].request.tools or ()] == ["add", "file_search"]
     last = [json.loads(item.output) for item in backend.turns[-1].items if item.type == "function_call_output"]
-    assert last == [
-        {"status": "completed", "results": [{"file_id": "file-1", "score": 0.5, "text": "Text about cats."}]},
-        3,
-    ]
+    result = {"citation": "【1】", "file_id": "file-1", "score": 0.5, "text": "Text about cats."}
+    assert last == [{"status": "completed", "results": [result]}, 3]
 
 
 def test_tool_of_another_type_is_refused() -> None:

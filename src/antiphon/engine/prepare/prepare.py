@@ -173,7 +173,9 @@ class Preparer:
                 request, items, repairs = build(request, context, new, project)
         if accepted is None:
             _apply_model_defaults(request, candidate.model)
-        is_hosted = request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
+        is_hosted = (
+            request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
+        ) or (self._hosted.run_locally and self._hosted.replaces_items(items, candidate.backend.capabilities))
         # A continued compaction is expanded twice, with the same warnings.
         repairs = list(dict.fromkeys((*context.repairs, *repairs)))
         turn = self._make_turn(request, items, new, project=project, accepted=accepted)

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from antiphon.errors import ServerError
+from antiphon.engine.respond.run import Postponed
+from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol.response import Usage
 from antiphon.store.base import HostedStepStore, LeaseLost
 from antiphon.stream.delta_codec import EncodedDelta, decode_deltas
@@ -109,11 +110,15 @@ class StepJournal:
         self._count = len(rows)
 
     async def append(self, *steps: Step) -> None:
-        """Store steps. Raises LeaseLost if another process has taken over the run."""
+        """Store steps. Raises LeaseLost if another process has taken over the run, Postponed if the store fails."""
         rows = [msgspec.json.encode(step) for step in steps]
-        if not await self._store.append_hosted_steps(
-            self._project, self._response_id, self._count, rows, owner=self._owner
-        ):
+        try:
+            is_owner = await self._store.append_hosted_steps(
+                self._project, self._response_id, self._count, rows, owner=self._owner
+            )
+        except StoreUnavailable as error:  # no call may run without its intent
+            raise Postponed(f"The steps of the response cannot be stored: {error.message}") from error
+        if not is_owner:
             raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
         self._count += len(rows)
 

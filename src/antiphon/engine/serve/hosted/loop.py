@@ -17,7 +17,9 @@ from antiphon.engine.serve.hosted.journal import (
 from antiphon.engine.serve.hosted.rounds import HostedRun, StartModel
 from antiphon.engine.serve.hosted.toolset import HostedToolset, OpenSession
 from antiphon.engine.serve.routing import Serving
+from antiphon.engine.serve.tool_emulation.translate_history import has_hosted_items
 from antiphon.errors import UnsupportedTool
+from antiphon.protocol.items import Item
 from antiphon.protocol.tool_lists import SharedTools
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
@@ -45,13 +47,13 @@ class HostedLoop:
         self._services = services
         self._sealer = sealer
         self._max_calls = max_calls
-        self._run_locally = run_locally
+        self.run_locally = run_locally
 
     def select_types(self, capabilities: Capabilities) -> frozenset[str]:
         """Return the tool types that this server runs itself for a backend."""
         if "function" not in capabilities.tools and not capabilities.any_tool:
             return frozenset()
-        return frozenset() if capabilities.any_tool and not self._run_locally else self.tools.types
+        return frozenset() if capabilities.any_tool and not self.run_locally else self.tools.types
 
     def applies_to(self, tools: list[Tool | Unknown] | None, capabilities: Capabilities) -> bool:
         """Return True if one of the tools is run by this server."""
@@ -59,6 +61,10 @@ class HostedLoop:
             return False
         types = self.select_types(capabilities)
         return any(tool.type in types for tool in tools)
+
+    def replaces_items(self, items: Sequence[Item | Unknown], capabilities: Capabilities) -> bool:
+        """Return True if the backend has tools of its own, and the items have calls of this server's tools."""
+        return capabilities.any_tool and has_hosted_items(items)
 
     def echo_tools(self, tools: list[Tool | Unknown]) -> list[Tool | Unknown]:
         """Return the tools as the response shows them."""
