@@ -45,6 +45,9 @@ class HostedCallText(NamedTuple):
     arguments: str
 
 
+NO_PASSAGES = "The search found nothing."
+
+
 def is_readable(item: Item | Unknown) -> bool:
     return type(item) in READABLE_TYPES and (type(item) is not FunctionCall or item.namespace is None)
 
@@ -267,12 +270,24 @@ def _split_hosted_call(
     fields = msgspec.to_builtins(item)
     result = {name: value for name, value in fields.items() if name not in ("id", "type")}
     arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS.get(type(item), ()) if name in result}
-    if citations is not None and isinstance(item, hosted.FileSearchCall) and item.results:
-        result["results"] = [{"citation": make_marker(next(citations))} | each for each in result["results"]]
+    if citations is not None and isinstance(item, hosted.FileSearchCall) and item.results is not None:
+        return _dump(arguments), _format_passages(item.results, citations)
     pictures = _take_pictures(item, result)
     if not pictures or not images:
         return _dump(arguments), _dump(result)
     return _dump(arguments), [InputText(_dump(result)), *(InputImage(image_url=url) for url in pictures)]
+
+
+def _format_passages(results: Sequence[hosted.FileSearchResult], citations: Iterator[int]) -> str:
+    """Return passages of files as plain text, each after its citation marker and its file. Small models copy JSON."""
+    passages = [
+        f"{make_marker(next(citations))} {each.filename}{_format_attributes(each)}\n{each.text}" for each in results
+    ]
+    return "\n\n".join(passages) or NO_PASSAGES
+
+
+def _format_attributes(result: hosted.FileSearchResult) -> str:
+    return f" {_dump(result.attributes)}" if result.attributes else ""
 
 
 def _take_pictures(item: Any, result: dict[str, Any]) -> list[str]:

@@ -41,7 +41,10 @@ _FUNCTION = HostedFunction(
         "properties": {
             "queries": {
                 "type": "array",
-                "items": {"type": "string"},
+                # A small model that is held to this schema would never end without the limits.
+                "items": {"type": "string", "maxLength": 200},
+                "minItems": 1,
+                "maxItems": 3,
                 "description": "One or more search queries: questions or key words about the same topic.",
             }
         },

@@ -37,19 +37,20 @@ _DESCRIPTION = (
     "Searches the web for current information. `search` finds pages for a query. `open_page` returns the text of a "
     "page. `find_in_page` returns the passages of a page that contain a text."
 )
+# A small model that is held to this schema would never end without the limits on lengths.
 _PARAMETERS: JsonObject = {
     "type": "object",
     "properties": {
         "action": {"type": "string", "enum": ["search", "open_page", "find_in_page"]},
-        "query": {"type": "string", "description": "The query of a search."},
+        "query": {"type": "string", "maxLength": 300, "description": "The query of a search."},
         "queries": {
             "type": "array",
-            "items": {"type": "string"},
+            "items": {"type": "string", "maxLength": 300},
             "maxItems": MAX_QUERIES,
             "description": "Further queries of the same search.",
         },
-        "url": {"type": "string", "description": "The page to open, or to find a text in."},
-        "pattern": {"type": "string", "description": "The text to find in the page."},
+        "url": {"type": "string", "maxLength": 2000, "description": "The page to open, or to find a text in."},
+        "pattern": {"type": "string", "maxLength": 300, "description": "The text to find in the page."},
     },
     "required": [],
     "additionalProperties": False,
