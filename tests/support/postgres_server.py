@@ -87,7 +87,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="antiphon-pg-"))
         if self._user is not None:
             shutil.chown(self.folder, self._user)
-        self.port = _find_port()
+        self.port = find_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=utf8")
         self.start()
@@ -206,7 +206,7 @@ def _choose_user() -> str | None:
     return "pgserver"
 
 
-def _find_port() -> int:
+def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

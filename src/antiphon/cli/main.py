@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_command(
         commands, "rotate", "create a new key for encrypted reasoning and compaction items; old items stay readable"
     )
+    _add_db(commands)
     _add_command(commands, "vacuum", "rewrite the store without unused space, while no server uses it")
     return parser
 
@@ -70,7 +71,8 @@ def _add_serve(commands: Commands) -> None:
     command.add_argument(
         "--store",
         metavar="URL",
-        help="store for responses: sqlite:///PATH or memory: (default: a SQLite file in the data folder)",
+        help="store for responses: sqlite:///PATH, postgresql://HOST/NAME or memory: "
+        "(default: a SQLite file in the data folder)",
     )
     command.add_argument(
         "--stateless",
@@ -98,6 +100,29 @@ def _add_upstream_options(command: argparse.ArgumentParser) -> None:
         help="API of the upstream (default: chat)",
     )
     command.add_argument("--upstream-key-env", metavar="VAR", help="environment variable with its API key")
+
+
+def _add_db(commands: Commands) -> None:
+    command = _add_command(commands, "db", "show, migrate, clean, export and import the store")
+    parts = command.add_subparsers(title="commands", metavar="COMMAND", dest="db_command", required=True)
+    texts = {
+        "status": "show the schema version, the size and the number of rows",
+        "migrate": "create the tables, or bring them to the version of this program",
+        "expire": "delete expired data now",
+        "export": "write all data as JSON, one row per line",
+        "import": "read an export into an empty store; all ids stay the same",
+    }
+    for name, text in texts.items():
+        part = _add_command(parts, name, text, nested=True)
+        part.add_argument("--store", metavar="URL", help="URL of the store (default: the store of the settings)")
+        if name == "status":
+            part.add_argument("--json", action="store_true", help="print one JSON object")
+        elif name == "export":
+            part.add_argument(
+                "--output", type=Path, metavar="FILE", help="new file to write to (default: standard output)"
+            )
+        elif name == "import":
+            part.add_argument("file", nargs="?", type=Path, metavar="FILE", help="export (default: standard input)")
 
 
 def _add_chat(commands: Commands) -> None:

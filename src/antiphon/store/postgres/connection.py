@@ -8,6 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -90,9 +91,10 @@ class PostgresConnector:
                 if self.is_pooled:
                     await close(connection)
                     connection = await self._open()
-            await connection.set_type_codec(
-                "text", schema="pg_catalog", encoder=escape_text, decoder=unescape_text, format="text"
-            )
+            async with connection.transaction() if self.is_pooled else nullcontext():
+                await connection.set_type_codec(
+                    "text", schema="pg_catalog", encoder=escape_text, decoder=unescape_text, format="text"
+                )
         except BaseException:
             connection.terminate()
             raise

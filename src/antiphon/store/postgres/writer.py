@@ -128,7 +128,7 @@ class GroupWriter:
         has_reconnected = False
         while True:
             connection = await self._get_connection()
-            attempt = _Attempt(connection)
+            attempt = _Attempt(connection, is_pooled=bool(self._connector.is_pooled))
             try:
                 await attempt.execute(batch)
                 return
@@ -168,13 +168,14 @@ class GroupWriter:
 class _Attempt:
     """One transaction. `can_repeat` is False from the moment at which it may have been committed."""
 
-    def __init__(self, connection: "Connection[Any]") -> None:
+    def __init__(self, connection: "Connection[Any]", *, is_pooled: bool) -> None:
         self._connection = connection
+        self._is_pooled = is_pooled
         self.can_repeat = True
 
     async def execute(self, batch: list[WriteOperation]) -> None:
         groups = [(work, list(group)) for work, group in groupby(batch, key=lambda operation: operation.work)]
-        if len(groups) == 1 and isinstance(groups[0][0], GroupedStatement):
+        if len(groups) == 1 and isinstance(groups[0][0], GroupedStatement) and not self._is_pooled:
             self.can_repeat = False
             await _execute_group(self._connection, *groups[0])  # a transaction of its own
             return

@@ -1,0 +1,103 @@
+"""`antiphon db`: show, migrate, clean, export and import the store."""
+
+import asyncio
+import sys
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from antiphon.cli.settings import load_settings
+from antiphon.config import Settings, hide_password
+from antiphon.errors import ConfigError
+from antiphon.store.location import is_postgres, locate_store
+from antiphon.store.transfer import TransferStore, export_lines, import_lines
+
+
+def run(arguments: Namespace) -> int:
+    settings = load_settings(arguments, store=arguments.store)
+    if settings.store.startswith("memory:"):
+        raise ConfigError("A memory store has no database: its data is lost when the server ends.")
+    commands = {"status": _show_status, "migrate": _migrate, "expire": _expire, "export": _export, "import": _import}
+    try:
+        asyncio.run(commands[arguments.db_command](settings, arguments))
+    except OSError as error:  # of the file with the export
+        raise ConfigError(f"{error.filename}: {error.strerror}.") from None
+    return 0
+
+
+async def _show_status(settings: Settings, arguments: Namespace) -> None:
+    async with _open(settings.store, is_import=False) as store:
+        facts = await store.describe()
+    if arguments.json:
+        print(msgspec.json.encode({"store": hide_password(settings.store), **facts}).decode())
+        return
+    state = "current" if facts["schema"] == facts["newest"] else f"not migrated, {facts['newest']} is current"
+    print(f"store   {hide_password(settings.store)}")
+    print(f"schema  {facts['schema']} ({state})")
+    print(f"size    {facts['bytes'] / 1e6:.1f} MB")
+    for name, count in facts["rows"].items():
+        print(f"{name:15} {count:>10}")
+
+
+async def _migrate(settings: Settings, _: Namespace) -> None:
+    store = locate_store(settings.store)
+    await store.open()
+    await store.close()
+    print(f"{hide_password(settings.store)} has the current schema.")
+
+
+async def _expire(settings: Settings, _: Namespace) -> None:
+    store = locate_store(settings.store)
+    await store.open()
+    try:
+        deleted = await store.expire(int(time.time()))
+        freed = await store.shrink()
+    finally:
+        await store.close()
+    print(f"{deleted} expired responses and conversations were deleted. {freed / 1e6:.1f} MB were freed.")
+
+
+async def _export(settings: Settings, arguments: Namespace) -> None:
+    path: Path | None = arguments.output
+    file = sys.stdout.buffer if path is None else path.open("xb")
+    try:
+        async with _open(settings.store, is_import=False) as store:
+            async for line in export_lines(store):
+                file.write(line)
+        file.flush()
+    finally:
+        if path is not None:
+            file.close()
+
+
+async def _import(settings: Settings, arguments: Namespace) -> None:
+    path: Path | None = arguments.file
+    file = sys.stdin.buffer if path is None else path.open("rb")
+    try:
+        async with _open(settings.store, is_import=True) as store:
+            counts = await import_lines(store, iter(file))
+    finally:
+        if path is not None:
+            file.close()
+    print(", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing", "imported.")
+
+
+@asynccontextmanager
+async def _open(url: str, *, is_import: bool) -> AsyncIterator[TransferStore]:
+    if is_postgres(url):
+        from antiphon.store.postgres.transfer import open_postgres
+
+        async with open_postgres(url, is_import=is_import) as transfer:
+            yield transfer
+    else:
+        from antiphon.store.sqlite.store import SqliteStore
+        from antiphon.store.sqlite.transfer import open_sqlite
+
+        store = locate_store(url)
+        assert isinstance(store, SqliteStore)
+        with open_sqlite(store.path, is_import=is_import) as file:
+            yield file

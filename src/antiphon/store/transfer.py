@@ -1,0 +1,255 @@
+"""The export format of a store: JSON, one row per line, the same for all databases (docs/guides/postgresql.md).
+
+The first line is a header, and the last one has the number of rows, so that a truncated file is noticed. Rows that only
+speed up reading are not exported.
+"""
+
+import base64
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from antiphon.errors import ConfigError
+
+FORMAT = 1
+
+# Rows that are written to a database at once.
+ROWS_STEP = 200
+
+Kind = Literal["text", "integer", "number", "boolean", "json", "lines", "bytes"]
+
+
+class Column(NamedTuple):
+    """A column of a table. `json` and `lines` contain JSON, one text or one per line. `old_name`: in SQLite."""
+
+    name: str
+    kind: Kind = "text"
+    old_name: str = ""
+
+
+class Table(NamedTuple):
+    """A table. Rows are exported in the order of `order`, which may be a column of SQLite only."""
+
+    name: str
+    columns: Sequence[Column]
+    order: str = "position"
+
+
+_PROJECT = Column("project")
+_POSITION = Column("position", "integer", "place")
+
+TABLES = (
+    Table(
+        "responses",
+        (
+            _PROJECT,
+            Column("id"),
+            Column("previous_response_id"),
+            Column("created_at", "number"),
+            Column("final", "boolean"),
+            Column("expires_at", "integer"),
+            Column("input", "json"),
+            Column("output", "json"),
+            Column("body", "json"),
+        ),
+    ),
+    Table("foreign_items", (_PROJECT, Column("response_id"), Column("item_id")), "project, response_id, item_id"),
+    Table(
+        "conversations",
+        (
+            _PROJECT,
+            Column("id"),
+            Column("created_at", "integer"),
+            Column("expires_at", "integer"),
+            Column("metadata", "json"),
+        ),
+        "project, id",
+    ),
+    Table(
+        "items",
+        (_PROJECT, Column("conversation_id"), _POSITION, Column("item_id"), Column("content", "json")),
+        "position",
+    ),
+    Table(
+        "deleted_items",
+        (_PROJECT, Column("conversation_id"), _POSITION, Column("item_id")),
+        "project, conversation_id, position",
+    ),
+    Table(
+        "blocks",
+        (_PROJECT, Column("conversation_id"), Column("response_id"), _POSITION),
+        "project, conversation_id, response_id",
+    ),
+    Table(
+        "events",
+        (_PROJECT, Column("response_id"), Column("last", "integer"), Column("lines", "lines")),
+        "project, response_id, last",
+    ),
+    Table(
+        "prompts",
+        (_PROJECT, Column("id"), Column("version"), Column("created_at", "integer"), Column("body", "bytes")),
+    ),
+    Table(
+        "runs",
+        (
+            _PROJECT,
+            Column("response_id"),
+            Column("attempt", "integer"),
+            Column("interruptions", "integer"),
+            Column("watched", "boolean"),
+            Column("cancelled", "boolean"),
+            Column("model"),
+            Column("configuration_id", "text", "home"),
+            Column("free_since", "number"),
+            Column("request", "bytes"),
+        ),
+    ),
+    Table(
+        "hosted_steps",
+        (_PROJECT, Column("response_id"), Column("number", "integer"), Column("step", "bytes")),
+        "project, response_id, number",
+    ),
+    Table("effect_claims", (_PROJECT, Column("key"), Column("expires_at", "integer")), "project, key"),
+)
+
+_TABLES = {table.name: table for table in TABLES}
+
+
+class TransferStore(Protocol):
+    """A database that can be exported and imported."""
+
+    async def describe(self) -> dict[str, Any]:
+        """Return facts about the database: its schema version and the number of rows of its tables."""
+
+    def export_rows(self, table: Table) -> AsyncIterator[Sequence[Any]]:
+        """Yield the rows of a table. All tables are read at the same state."""
+
+    async def import_rows(self, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        """Write rows, in the transaction of the whole import."""
+
+
+async def export_lines(store: TransferStore) -> AsyncIterator[bytes]:
+    """Yield the lines of an export."""
+    yield _encode_line({"antiphon_export": FORMAT})
+    counts: dict[str, int] = {}
+    for table in TABLES:
+        count = 0
+        async for row in store.export_rows(table):
+            count += 1
+            yield _encode_row(table, row)
+        counts[table.name] = count
+    yield _encode_line({"end": counts})
+
+
+async def import_lines(store: TransferStore, lines: Iterator[bytes]) -> dict[str, int]:
+    """Write the rows of an export to an empty database. Return the number of rows by table.
+
+    Raises ConfigError for a line that is not part of an export, and if the end is missing.
+    """
+    counts = dict.fromkeys(_TABLES, 0)
+    _check_header(next(lines, b""))
+    waiting: list[Sequence[Any]] = []
+    current: Table | None = None
+    for number, line in enumerate(lines, start=2):
+        fields = _decode_line(number, line)
+        if "end" in fields:
+            expected = msgspec.json.decode(fields["end"])
+            if current is not None:
+                await store.import_rows(current, waiting)
+            if expected != counts:
+                raise ConfigError(f"line {number}: the file has {counts} rows, but its end says {expected}.")
+            return counts
+        table, row = _decode_row(number, fields)
+        if current is not None and (table is not current or len(waiting) >= ROWS_STEP):
+            await store.import_rows(current, waiting)
+            waiting = []
+        current = table
+        waiting.append(row)
+        counts[table.name] += 1
+    raise ConfigError("The file is incomplete: its last line is missing. Nothing was imported.")
+
+
+def _check_header(line: bytes) -> None:
+    header = _decode_line(1, line) if line.strip() else {}
+    if "antiphon_export" not in header:
+        raise ConfigError("line 1: this is not an export of Antiphon.")
+    version = msgspec.json.decode(header["antiphon_export"])
+    if version != FORMAT:
+        raise ConfigError(f"line 1: the file has format {version}, but this version of Antiphon reads format {FORMAT}.")
+
+
+def _encode_row(table: Table, row: Sequence[Any]) -> bytes:
+    fields: dict[str, Any] = {"table": table.name}
+    for column, value in zip(table.columns, row, strict=True):
+        if value is not None:
+            name, encoded = _encode_value(column, value)
+            fields[name] = encoded
+    return _encode_line(fields)
+
+
+def _encode_value(column: Column, value: Any) -> tuple[str, Any]:
+    """Return the name and the value of a field. JSON that is damaged is encoded like bytes, so that nothing is lost."""
+    if column.kind == "boolean":
+        return column.name, bool(value)
+    if column.kind == "number" and isinstance(value, float) and value.is_integer():
+        return column.name, int(value)
+    if column.kind == "json" and _is_json(value):
+        return column.name, msgspec.Raw(value)
+    if column.kind == "lines" and isinstance(value, bytes):
+        lines = value.split(b"\n")
+        if all(_is_json(line) for line in lines):
+            return column.name, [msgspec.Raw(line) for line in lines]
+    if isinstance(value, bytes):
+        return f"{column.name}_base64", base64.b64encode(value).decode()
+    return column.name, value
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _encode_line(fields: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def _decode_line(number: int, line: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"line {number}: {error}") from None
+
+
+def _decode_row(number: int, fields: dict[str, msgspec.Raw]) -> tuple[Table, Sequence[Any]]:
+    name = msgspec.json.decode(fields.pop("table", msgspec.Raw(b"null")))
+    table = _TABLES.get(name)
+    if table is None:
+        raise ConfigError(f"line {number}: there is no table {name!r}. Known tables: {', '.join(_TABLES)}.")
+    row = [_decode_value(number, column, fields) for column in table.columns]
+    if fields:
+        raise ConfigError(f"line {number}: the table {table.name} has no field {next(iter(fields))!r}.")
+    return table, row
+
+
+_TYPES: dict[Kind, Any] = {"text": str, "integer": int, "number": float | int, "boolean": bool}
+
+
+def _decode_value(number: int, column: Column, fields: dict[str, msgspec.Raw]) -> Any:
+    encoded = fields.pop(f"{column.name}_base64", None)
+    try:
+        if encoded is not None:
+            return base64.b64decode(msgspec.json.decode(encoded, type=str), validate=True)
+        raw = fields.pop(column.name, None)
+        if raw is None:
+            return None
+        if column.kind == "json":
+            return bytes(raw)
+        if column.kind == "lines":
+            return b"\n".join(bytes(each) for each in msgspec.json.decode(raw, type=list[msgspec.Raw]))
+        return msgspec.json.decode(raw, type=_TYPES.get(column.kind, Any))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"line {number}: {column.name}: {error}") from None

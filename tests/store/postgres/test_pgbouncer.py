@@ -1,0 +1,89 @@
+"""The PostgreSQL store behind PgBouncer in transaction mode. Skipped if PgBouncer is not installed."""
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from antiphon.store.base import StoredResponse
+from antiphon.store.limits import StoreLimits
+from antiphon.store.location import locate_store
+from support.postgres_server import find_port, is_installed
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+MakeStored = Callable[..., StoredResponse]
+
+pytestmark = pytest.mark.skipif(PGBOUNCER is None or not is_installed(), reason="needs pgbouncer and make extras")
+
+
+@pytest.fixture
+def pooled_url(postgres_server: str, postgres_url: str) -> Iterator[str]:
+    """The URL of the store through a pooler with two sessions."""
+    server = urlsplit(postgres_server)
+    schema = postgres_url.rpartition("=")[2]
+    port = find_port()
+    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
+    config = folder / "pgbouncer.ini"
+    config.write_text(
+        f"""
+[databases]
+data = host={server.hostname} port={server.port} dbname=postgres user=postgres pool_size=2
+    connect_query='SET search_path = {schema}'
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+auth_type = any
+pool_mode = transaction
+unix_socket_dir =
+max_client_conn = 100
+""".replace("\n    connect_query", " connect_query")
+    )
+    folder.chmod(0o755)
+    command = [str(PGBOUNCER), *(["-u", "pgserver"] if os.geteuid() == 0 else []), str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "process up" not in process.stderr.readline():
+        assert process.poll() is None
+    yield f"postgresql://postgres@127.0.0.1:{port}/data"
+    process.terminate()
+    process.communicate()
+    shutil.rmtree(folder)
+
+
+async def test_store_works_behind_a_pooler_in_transaction_mode(
+    pooled_url: str, postgres_url: str, make_stored: MakeStored, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="antiphon.store")
+    stores = [locate_store(pooled_url, limits=StoreLimits(listen_url=url)) for url in ("", postgres_url, postgres_url)]
+    changes: asyncio.Queue[str] = asyncio.Queue()
+    for store in stores:
+        await store.open()
+    stores[0].on_change = lambda kind, _: None
+    assert "Set store_listen_url" in caplog.text
+    stores[1].on_change = lambda kind, _: changes.put_nowait(kind)
+    assert await changes.get() == "reconnected"
+    assert [store.reports_changes for store in stores] == [False, True, False]
+
+    async def use(number: int) -> None:
+        store = stores[number]
+        for turn in range(5):
+            response_id = f"resp_{number}_{turn}"
+            await store.enqueue("p", make_stored(response_id, status="queued"), b"{}")
+            await store.append_events("p", response_id, 0, [b"{}"])
+            await store.save("q", make_stored(response_id))
+            assert await store.load("q", response_id) == make_stored(response_id)
+            await store.claim(f"owner{number}", as_of=0, lease=60, limit=1)
+
+    await asyncio.gather(*(use(number) for number in range(3)))
+    assert await changes.get() == "queued"
+    claimed = [len(await store.renew(f"owner{number}", lease=60)) for number, store in enumerate(stores)]
+    assert sum(claimed) == 15
+    for store in stores:
+        await store.close()
