@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.config import ApiKey, BackendSettings, GrammarLimits, Settings, hide_password, load
 from antiphon.errors import ConfigError
+from antiphon.tool_settings import ImageGenerationSettings, McpServerSettings, WebSearchSettings
 
 HOME = {"HOME": "/home/ada"}
 
@@ -382,6 +383,74 @@ def test_agent_tools_in_a_variable_are_separated_by_commas() -> None:
 
 def test_seal_keys_in_a_variable_are_separated_by_commas() -> None:
     assert load(None, HOME | {"ANTIPHON_SEAL_KEYS": "b25l, dHdv"}, {}).seal_keys == ("b25l", "dHdv")
+
+
+def test_tables_of_hosted_tools_take_secrets_from_variables() -> None:
+    path = write(
+        """
+        [web_search]
+        provider = "brave"
+        api_key_env = "BRAVE_KEY"
+
+        [image_generation]
+        base_url = "http://127.0.0.1:1/v1"
+        model = "m"
+        api_key = "sk-image"
+
+        [mcp_servers.notes]
+        url = "https://notes.example/mcp"
+        authorization_env = "NOTES_KEY"
+        headers = { X-Team = "a", X-Key_env = "NOTES_KEY" }
+
+        [mcp_servers.files]
+        command = "files"
+        args = ["/srv"]
+        env = { TOKEN_env = "NOTES_KEY" }
+        """
+    )
+    settings = load(path, HOME | {"BRAVE_KEY": "sk-brave", "NOTES_KEY": "sk-notes"}, {})
+    assert settings.web_search == WebSearchSettings(provider="brave", api_key="sk-brave")
+    assert settings.image_generation == ImageGenerationSettings(
+        base_url="http://127.0.0.1:1/v1", model="m", api_key="sk-image"
+    )
+    assert settings.mcp_servers == {
+        "notes": McpServerSettings(
+            url="https://notes.example/mcp", authorization="sk-notes", headers={"X-Team": "a", "X-Key": "sk-notes"}
+        ),
+        "files": McpServerSettings(command="files", args=("/srv",), env={"TOKEN": "sk-notes"}),
+    }
+    assert not re.search("sk-brave|sk-notes|sk-image", repr(settings))
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ('[web_search]\nprovider = "bing"', "settings.toml: web_search: Invalid enum value 'bing' - at `$.provider`."),
+        (
+            '[web_search]\nprovider = "exa"',
+            "settings.toml: web_search: exa needs api_key_env, the name of an environment variable with the key.",
+        ),
+        (
+            '[web_search]\nprovider = "searxng"',
+            "settings.toml: web_search: searxng needs base_url, the address of the instance.",
+        ),
+        ("[mcp_servers.a]", "settings.toml: mcp_servers.a: set either url or command."),
+        (
+            '[mcp_servers.a]\ncommand = "x"\nauthorization = "y"',
+            "settings.toml: mcp_servers.a: headers and authorization need url.",
+        ),
+        (
+            '[mcp_servers.a]\ncomand = "x"',
+            "settings.toml: mcp_servers.a: unknown setting 'comand'. Did you mean command?",
+        ),
+        (
+            '[image_generation]\nmodel = "m"',
+            "settings.toml: image_generation: Object missing required field `base_url`.",
+        ),
+    ],
+)
+def test_invalid_table_of_a_hosted_tool_is_named(toml: str, message: str) -> None:
+    assert load_error(write(toml)) == message
 
 
 def test_limits_of_grammars_are_a_table(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
 from antiphon.protocol.json_text import JsonObject
 from antiphon.upstream.addresses import OutboundRules
+from antiphon.upstream.outbound import get_tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -87,6 +88,14 @@ def require_package() -> None:
         importlib.import_module("mcp")
     except ImportError:
         raise ConfigError("Tools of MCP servers need the package 'mcp': install antiphon[mcp].") from None
+
+
+def load_package() -> None:
+    """Import the `mcp` package and load the certificates. This takes long: a server calls it in a thread."""
+    for name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.subscriptions", "antiphon.tools.mcp_http"):
+        importlib.import_module(name)
+    _get_tls_context()
+    get_tls_context()
 
 
 def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | None, cwd: str | Path | None) -> Connect:

@@ -86,7 +86,7 @@ def test_streamed_response_calls_the_server(server: LiveServer, mcp: WireServer)
     assert mcp.calls == [("add", {"one": 2, "other": 3})]
 
 
-def test_next_response_of_a_chain_does_not_list_again(server: LiveServer, mcp: WireServer) -> None:
+def test_pain_h_73_next_response_of_a_chain_does_not_list_again(server: LiveServer, mcp: WireServer) -> None:
     client = server.client()
     first = client.responses.create(model="scripted", input="hi", tools=[entry(mcp)])
     second = client.responses.create(model="scripted", input="twice", tools=[entry(mcp)], previous_response_id=first.id)
@@ -104,7 +104,19 @@ def test_function_of_the_client_keeps_its_name(server: LiveServer, mcp: WireServ
     assert len(mcp.calls) == 1
 
 
-def test_approved_call_is_executed_once_in_the_next_response(server: LiveServer, mcp: WireServer) -> None:
+def test_tool_choice_selects_a_tool_of_the_server(server: LiveServer, mcp: WireServer) -> None:
+    client = server.client()
+    choice: Any = {"type": "mcp", "server_label": "s", "name": "add"}
+    chosen = client.responses.create(model="scripted", input="hi", tools=[entry(mcp)], tool_choice=choice)
+    assert [item.type for item in chosen.output] == ["mcp_list_tools", "mcp_call", "message"]
+    with pytest.raises(BadRequestError) as raised:
+        client.responses.create(
+            model="scripted", input="hi", tools=[entry(mcp)], tool_choice=choice | {"server_label": "other"}
+        )
+    assert raised.value.param == "tool_choice.server_label"
+
+
+def test_pain_h_72_approved_call_is_executed_once_in_the_next_response(server: LiveServer, mcp: WireServer) -> None:
     client = server.client()
     tools = [entry(mcp, require_approval="always")]
     first = client.responses.create(model="scripted", input="hi", tools=tools)

@@ -1,8 +1,10 @@
 """The hosted tool `mcp`: lists, calls, approvals, credentials and servers that fail."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -460,3 +462,18 @@ async def test_repeatable_calls_are_those_that_the_server_declares() -> None:
             "log": True,
             "read": True,
         }
+
+
+async def test_pain_h_74_program_of_the_settings_is_started_once(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "support" / "mcp_server.py"
+    settings = McpServerSettings(command=sys.executable, args=(str(program), str(tmp_path), "modern"))
+    async with hosting(mcp_servers={"numbers": settings}) as tool:
+        entries = [{"type": "mcp", "server_label": "numbers", "require_approval": "never", "allowed_tools": ["add"]}]
+        first = await open_session(tool, make_context(entries, rules=OutboundRules()))
+        second = await open_session(tool, make_context(entries, rules=OutboundRules()))
+        outputs = [compose(await run_call(each, "add", '{"one": 1, "other": 2}'))[1] for each in (first, second)]
+        with pytest.raises(InvalidRequest) as raised:
+            await open_session(tool, make_context([entries[0] | {"authorization": "key"}]))
+    assert [output[0]["output"] for output in outputs] == ["3", "3"]
+    assert (tmp_path / "requests").read_text().split().count("server/discover") == 1
+    assert raised.value.param == "tools[0].authorization"

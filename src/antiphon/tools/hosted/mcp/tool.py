@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from antiphon import offload
 from antiphon.errors import AntiphonError, ConnectorError
 from antiphon.protocol.hosted import McpListTools, McpToolInfo
 from antiphon.protocol.json_text import JsonObject
@@ -17,7 +18,7 @@ from antiphon.tools.hosted.mcp.calls import McpServerCalls
 from antiphon.tools.hosted.mcp.connections import McpConnections
 from antiphon.tools.hosted.mcp.session import McpSession
 from antiphon.tools.hosted.mcp.targets import McpTarget, find_target
-from antiphon.tools.mcp_connection import McpFailure
+from antiphon.tools.mcp_connection import McpFailure, load_package
 from antiphon.upstream.redaction import mask_secrets
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class McpHostedTool(HostedTool):
     def __init__(self, setup: HostedSetup) -> None:
         self._servers = setup.settings.mcp_servers
         self._connections = McpConnections()
+        self._is_loaded = False
 
     async def close(self) -> None:
         await self._connections.close()
@@ -49,6 +51,9 @@ class McpHostedTool(HostedTool):
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
         assert isinstance(tool, McpTool)
+        if not self._is_loaded:
+            await offload.run_in_thread(load_package)
+            self._is_loaded = True
         path = _find_path(tool, context)
         target = find_target(
             tool,

@@ -7,7 +7,7 @@ from antiphon import offload
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.hosted.web_search.pages import Page, is_readable, read_page
-from antiphon.tools.hosted.web_search.providers import SearchOptions, SearchProvider, WebResult
+from antiphon.tools.hosted.web_search.providers import SearchProvider, WebResult, WebSearchOptions
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.outbound import fetch
 
@@ -72,7 +72,7 @@ class ActionRunner:
     def __init__(
         self,
         provider: SearchProvider,
-        options: SearchOptions,
+        options: WebSearchOptions,
         *,
         rules: OutboundRules,
         page_bytes: int,

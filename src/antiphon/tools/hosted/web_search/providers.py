@@ -23,7 +23,7 @@ _MAX_QUERY_LENGTH = 2000
 _MAX_SITES = 8
 
 
-class SearchOptions(Struct, frozen=True, kw_only=True):
+class WebSearchOptions(Struct, frozen=True, kw_only=True):
     """The options of a search. `country` is a code of two letters. `text_length` is for the text of one result."""
 
     max_results: int
@@ -83,7 +83,7 @@ class SearchProvider:
     async def close(self) -> None:
         await self._session.close()
 
-    async def search(self, query: str, options: SearchOptions) -> list[WebResult]:
+    async def search(self, query: str, options: WebSearchOptions) -> list[WebResult]:
         """Return the results for a query, best first. Raises UpstreamError if the provider fails."""
         method, path, body = self._make_request(query[:_MAX_QUERY_LENGTH], options)
         deadline = asyncio.get_running_loop().time() + self._timeout
@@ -104,7 +104,7 @@ class SearchProvider:
     def _make_headers(self, api_key: str) -> Mapping[str, str]:
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def _make_request(self, query: str, options: SearchOptions) -> tuple[str, str, bytes | None]:
+    def _make_request(self, query: str, options: WebSearchOptions) -> tuple[str, str, bytes | None]:
         raise NotImplementedError
 
     def _read_answer(self, data: bytes) -> _Answer:
@@ -121,7 +121,7 @@ class SearxngProvider(SearchProvider):
 
     needs_key = False
 
-    def _make_request(self, query: str, options: SearchOptions) -> tuple[str, str, bytes | None]:
+    def _make_request(self, query: str, options: WebSearchOptions) -> tuple[str, str, bytes | None]:
         return "GET", f"/search?{urlencode({'q': _add_sites(query, options.domains), 'format': 'json'})}", None
 
 
@@ -131,7 +131,7 @@ class BraveProvider(SearchProvider):
     def _make_headers(self, api_key: str) -> Mapping[str, str]:
         return {"X-Subscription-Token": api_key, "Accept": "application/json"}
 
-    def _make_request(self, query: str, options: SearchOptions) -> tuple[str, str, bytes | None]:
+    def _make_request(self, query: str, options: WebSearchOptions) -> tuple[str, str, bytes | None]:
         fields = {"q": _add_sites(query, options.domains), "count": str(min(options.max_results, 20))}
         if options.country is not None:
             fields["country"] = options.country
@@ -144,7 +144,7 @@ class BraveProvider(SearchProvider):
 class TavilyProvider(SearchProvider):
     default_url = "https://api.tavily.com"
 
-    def _make_request(self, query: str, options: SearchOptions) -> tuple[str, str, bytes | None]:
+    def _make_request(self, query: str, options: WebSearchOptions) -> tuple[str, str, bytes | None]:
         domains = options.domains
         fields = {
             "query": query,
@@ -161,7 +161,7 @@ class ExaProvider(SearchProvider):
     def _make_headers(self, api_key: str) -> Mapping[str, str]:
         return {"x-api-key": api_key}
 
-    def _make_request(self, query: str, options: SearchOptions) -> tuple[str, str, bytes | None]:
+    def _make_request(self, query: str, options: WebSearchOptions) -> tuple[str, str, bytes | None]:
         fields: dict[str, Any] = {
             "query": query,
             "numResults": options.max_results,

@@ -24,7 +24,7 @@ from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.web_search.actions import MAX_QUERIES, ActionFailed, ActionRunner, read_action
 from antiphon.tools.hosted.web_search.citations import LinkCitations
 from antiphon.tools.hosted.web_search.domains import read_filters
-from antiphon.tools.hosted.web_search.providers import PROVIDERS, SearchOptions
+from antiphon.tools.hosted.web_search.providers import PROVIDERS, WebSearchOptions
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class WebSearchHostedTool(HostedTool):
         country = tool.user_location.country if tool.user_location is not None else None
         runner = ActionRunner(
             self._provider,
-            SearchOptions(
+            WebSearchOptions(
                 max_results=results,
                 text_length=text_length,
                 country=_read_country(country, f"{path}.user_location.country"),
