@@ -14,10 +14,8 @@ from antiphon.protocol.tools import McpTool, Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem
 from antiphon.tools.hosted.base import HostedCall, HostedContext, HostedFunction, HostedSession, HostedTool
-from support.hosted_harness import (
-    make_script,
-    run_engine,
-)
+from support.hosted_harness import FILE_SEARCH, make_call, make_script, make_search, make_text, run_engine, show_items
+from support.hosted_tool import RecordingTool
 
 
 class NotesTool(HostedTool):
@@ -105,6 +103,38 @@ async def test_choice_of_an_mcp_server_allows_its_functions(choice: dict[str, An
         response = await harness.answer(tools=servers, tool_choice=choice)
     assert [getattr(item, "server_label", None) for item in response.output] == ["b", None]
     assert {tool.name for tool in harness.turns[0].request.tools} >= set(allowed)
+
+
+async def test_two_entries_of_one_tool_have_different_names() -> None:
+    answers = make_script([make_call("cats", name="hosted_1__file_search")], "Done.")
+    async with run_engine(answers, RecordingTool()) as harness:
+        response = await harness.answer(tools=[FILE_SEARCH, FILE_SEARCH])
+        names = [tool.name for tool in harness.turns[0].request.tools]
+    assert names == ["hosted__file_search", "hosted_1__file_search"]
+    assert show_items(response.output) == [make_search("cats"), make_text("Done.")]
+
+
+async def test_choice_none_calls_no_hosted_tool() -> None:
+    tool = RecordingTool()
+    async with run_engine(make_script([{"text": "No."}, make_call("cats")]), tool) as harness:
+        response = await harness.answer(tools=[FILE_SEARCH], tool_choice="none")
+    assert (show_items(response.output), tool.effects) == ([make_text("No.")], [])
+
+
+async def test_call_without_arguments_gets_an_empty_object() -> None:
+    server = {"type": "mcp", "server_label": "a"}
+    async with run_engine(make_script([{"tool_call": {"name": "read_note"}}], "Read."), NotesTool()) as harness:
+        response = await harness.answer(tools=[server])
+        called = harness.turns[-1].items[1]
+    assert [item.type for item in response.output] == ["mcp_call", "message"]
+    assert called.arguments == "{}"
+
+
+async def test_tokens_of_a_request_with_hosted_tools_are_counted() -> None:
+    async with run_engine(make_script("Never."), RecordingTool()) as harness:
+        body = codec.encode({"model": "scripted", "input": "one two three", "tools": [FILE_SEARCH]})
+        counted, _ = await harness.engine.count_input_tokens(codec.decode_request(body).request, project="default")
+    assert counted >= 3
 
 
 async def test_choice_of_an_absent_mcp_server_is_refused() -> None:

@@ -84,8 +84,8 @@ class AnswerCall:
         return written
 
     def complete(self) -> CallRecord:
-        """Return the record with all arguments."""
-        self.record.arguments = "".join(self._fragments)
+        """Return the record with all arguments. Some models write nothing if there are none."""
+        self.record.arguments = "".join(self._fragments) or "{}"
         return self.record
 
 

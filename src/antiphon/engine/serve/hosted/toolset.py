@@ -107,7 +107,11 @@ class HostedToolset:
             is_taken = function.name in self._taken or counts[function.name] > 1
             is_deferred = self._is_deferred(self._sessions[index])
             key = ToolKey("named", session.label if is_taken or is_deferred else None, function.name)
-            name = self._assigned[index, function.name] = self._names.get_or_assign(key)
+            name = self._names.get_or_assign(key)
+            while name in self._by_name:  # two entries of one tool
+                key = key._replace(namespace=f"{key.namespace}_{index}")
+                name = self._names.get_or_assign(key)
+            self._assigned[index, function.name] = name
             self._by_name[name] = session, function.name
             if is_deferred:
                 self._by_namespace[session.label, function.name] = session, function.name
