@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import InvalidRequest, Prices, SqliteLedger, tool
+from antiphon import ConfigError, InvalidRequest, Prices, SqliteLedger, tool
 from antiphon.agent.entries import CallIntentEntry
 from antiphon.agent.journal import load
 from antiphon.agent.ownership import take_ownership
@@ -124,3 +124,17 @@ async def test_old_finished_runs_are_pruned(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="older_than must be at least 0"):
         await prune_runs(ledger, older_than=-1)
     await ledger.close()
+
+
+def test_agents_of_one_run_have_the_same_currency(in_process: ScriptedModel) -> None:
+    dollars, euros = Prices(input=1, output=2), Prices(input=1, output=2, currency="EUR")
+    helper = in_process.agent(name="helper", prices=euros)
+    message = "'agent' has USD, and 'helper' has EUR"
+    with pytest.raises(ConfigError, match=message):
+        in_process.agent(prices=dollars, tools=[helper.as_tool("ask", "Ask the helper.")])
+    with pytest.raises(ConfigError, match=message):
+        in_process.agent(prices=dollars, handoffs=[helper])
+    agent = in_process.agent(prices=dollars)
+    with pytest.raises(ConfigError, match=message):
+        agent.add_handoffs(helper)
+    in_process.agent(handoffs=[helper], tools=[helper.as_tool("ask", "Ask the helper.")])

@@ -487,6 +487,9 @@ def test_run_that_cannot_start_is_one_line_and_exit_1(
         ["run", "x", "--prices", "1,x"],
         ["run", "x", "--prices", "1,nan"],
         ["runs", "delete"],
+        ["runs", "list", "--limit", "0"],
+        ["runs", "list", "--state", "asleep"],
+        ["runs", "prune", "--older-than", "1", "--state", "asleep"],
     ],
 )
 def test_invalid_arguments_are_a_usage_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             encryption=EncryptionSupport(),
             endpoint=(transport or base_url, model),
         ).add_handoffs(read_handoffs(handoffs))
+        self._check_currencies()
 
     if not TYPE_CHECKING:
 
@@ -162,6 +163,25 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     def add_handoffs(self, *handoffs: "Agent[Any, Any] | Handoff") -> None:
         """Add handoffs to other agents: for agents that hand the run to each other."""
         self._definition = self._definition.add_handoffs(read_handoffs(handoffs))
+        self._check_currencies()
+
+    @property
+    def currency(self) -> str | None:
+        """The currency of the prices. None without prices."""
+        prices = self._definition.task.prices
+        return None if prices is None else prices.currency
+
+    def _check_currencies(self) -> None:
+        """Raise ConfigError if an agent whose cost is part of the cost of this agent has another currency."""
+        subagents = [each.invoke.agent for each in self._definition.tools if isinstance(each.invoke, SubagentTool)]
+        for other in [*subagents, *(handoff.agent for handoff in self.handoffs)]:
+            currency = getattr(other, "currency", None)
+            if currency is not None and self.currency not in (None, currency):
+                name = getattr(other, "name", "another agent")
+                raise ConfigError(
+                    f"prices: the agent '{self.name}' has {self.currency}, and '{name}' has {currency}. "
+                    "Agents of one run have the same currency."
+                )
 
     async def close(self) -> None:
         """Close the connections, including those of subagents and handoffs. The next run opens new ones."""

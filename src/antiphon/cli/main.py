@@ -235,6 +235,12 @@ def _parse_prices(text: str) -> tuple[float, ...]:
     return prices
 
 
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
 def _parse_days(text: str) -> float:
     try:
         days = float(text)
@@ -249,9 +255,10 @@ def _add_runs(commands: Commands) -> None:
     command = _add_command(commands, "runs", "list the runs of agents, newest first; show, resume or delete one")
     actions = command.add_subparsers(title="actions", metavar="ACTION", dest="action")
     listed = _add_command(actions, "list", "list the runs, newest first (the default)", nested=True)
-    listed.add_argument("--limit", type=int, metavar="N", help="maximum number of runs (default: 100)")
+    listed.add_argument("--limit", type=_parse_count, metavar="N", help="maximum number of runs (default: 100)")
     listed.add_argument("--state", metavar="STATE", help="list only the runs in this state, for example interrupted")
     listed.add_argument("--json", action="store_true", help="print the runs as JSON, one per line")
+    listed.set_defaults(report_usage_error=listed.error)
     show = _add_command(actions, "show", "print the steps of a run", nested=True)
     show.add_argument("--json", action="store_true", help="print the run as JSON")
     _add_delete_and_prune(actions)
@@ -273,6 +280,7 @@ def _add_delete_and_prune(actions: Commands) -> None:
     prune.add_argument("--all", action="store_true", help="also delete runs that could be resumed")
     prune.add_argument("--state", action="append", metavar="STATE", help="delete only runs in this state; repeatable")
     prune.add_argument("--dry-run", action="store_true", help="print the runs and delete nothing")
+    prune.set_defaults(report_usage_error=prune.error)
 
 
 def _add_force(command: argparse.ArgumentParser) -> None:

@@ -6,13 +6,23 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
 from antiphon.agent.history import join_text
-from antiphon.agent.run_records import FINISHED, RunRecord, delete_run, list_runs, prune_runs, read_run
+from antiphon.agent.outcome import OutcomeKind
+from antiphon.agent.run_records import (
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    RunRecord,
+    delete_run,
+    list_runs,
+    prune_runs,
+    read_run,
+)
 from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE, delete_run_options, find_run_options
 from antiphon.cli.run_report import as_text, describe_call, describe_pending, format_cost, shorten
@@ -54,6 +64,8 @@ def run(arguments: Namespace) -> int:
 def _list(arguments: Namespace, settings: Settings) -> int:
     limit = getattr(arguments, "limit", None) or MAX_LISTED
     wanted = getattr(arguments, "state", None)
+    if wanted is not None:
+        _check_states(arguments, [wanted])
 
     async def read(ledger: Ledger) -> list[ListedRun]:
         runs = await list_runs(ledger, limit=limit)
@@ -66,7 +78,7 @@ def _list(arguments: Namespace, settings: Settings) -> int:
         return 0
     for line in describe_list(runs):
         print(line)
-    if any(each.state == "interrupted" for each in runs):
+    if any(each.state == INTERRUPTED for each in runs):
         print("To continue an interrupted run: antiphon runs resume RUN_ID", file=sys.stderr)
     if not runs:
         print("There are no runs. 'antiphon run' starts one.", file=sys.stderr)
@@ -102,6 +114,7 @@ def _delete(arguments: Namespace, settings: Settings) -> int:
 
 
 def _prune(arguments: Namespace, settings: Settings) -> int:
+    _check_states(arguments, arguments.state or [])
     statuses = arguments.state or (None if arguments.all else FINISHED)
 
     async def prune(ledger: Ledger) -> list[str]:
@@ -115,6 +128,13 @@ def _prune(arguments: Namespace, settings: Settings) -> int:
         print(f"{'would delete' if arguments.dry_run else 'deleted'} {run_id}")
     print(f"{len(pruned)} runs", file=sys.stderr)
     return 0
+
+
+def _check_states(arguments: Namespace, states: Sequence[str]) -> None:
+    known = (*get_args(OutcomeKind), RUNNING, INTERRUPTED)
+    for state in states:
+        if state not in known:
+            arguments.report_usage_error(f"argument --state: {state!r} is not one of {', '.join(known)}")
 
 
 def _use_ledger(settings: Settings, work: Callable[[Ledger], Awaitable[T]]) -> T | None:
@@ -183,7 +203,7 @@ def describe_run(record: RunRecord) -> list[str]:
         lines += _describe_item(item)
     if record.pending:
         lines += ["", "calls that wait for a decision:", *describe_pending(record.pending)]
-    if record.status not in (*FINISHED, "running"):
+    if record.status not in (*FINISHED, RUNNING):
         lines += ["", f"To continue: antiphon runs resume {record.run_id}"]
     return lines
 
