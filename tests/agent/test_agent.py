@@ -344,9 +344,11 @@ async def test_permanent_error_is_not_retried(in_process: ScriptedModel, error: 
     assert (outcome.error.message, len(in_process.sent)) == (error.message, 1)
 
 
-@pytest.mark.parametrize("task", [None, 7, ["Go."], {"role": "user"}])
+@pytest.mark.parametrize("task", [None, 7, [b"Go."], {"role": "user"}])
 async def test_task_of_another_type_is_rejected(in_process: ScriptedModel, task: Any) -> None:
-    with pytest.raises(InvalidRequest, match="A task must be a string or a list of items") as refused:
+    with pytest.raises(
+        InvalidRequest, match="A task must be a string, a list of strings, images and files, or"
+    ) as refused:
         await in_process.agent().run(task)
     assert (refused.value.param, in_process.sent) == ("task", [])
 

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from antiphon.agent.content import ContentInput, is_content, user_message
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 
-Input: TypeAlias = str | Sequence[JsonObject]
-"""The task of a run: the text of a user message, or items."""
+Input: TypeAlias = str | Sequence[ContentInput] | Sequence[JsonObject]
+"""The task of a run: a text, the parts of one user message, or items."""
 
 
 def make_run_id() -> str:
@@ -22,10 +23,17 @@ def make_run_id() -> str:
 
 
 def read_task(task: Any) -> list[JsonObject]:
+    """Return the items of a task. Texts, images and files become one message of the user."""
     if isinstance(task, str):
         return [{"role": "user", "content": task}]
+    if is_content(task):
+        return [user_message(task)]
+    if isinstance(task, Sequence) and task and all(map(is_content, task)):
+        return [user_message(*task)]
     if not isinstance(task, Sequence) or not all(isinstance(item, dict) for item in task):
-        raise InvalidRequest("A task must be a string or a list of items.", param="task")
+        raise InvalidRequest(
+            "A task must be a string, a list of strings, images and files, or a list of items.", param="task"
+        )
     return list(task)
 
 
