@@ -139,8 +139,10 @@ async def test_blocked_output_is_not_in_the_outcome(in_process: ScriptedModel, l
     outcome = await agent.run("Tell me.", ledger=ledger, run_id="run_1")
     expected = ("blocked", None, "", RunError("output_guardrail", "no secrets"))
     assert (outcome.kind, outcome.output, outcome.text, outcome.error) == expected
+    assert outcome.history == ({"role": "user", "content": "Tell me."},)
     again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.output, again.text, again.error) == expected
+    assert again.history == outcome.history
 
 
 async def test_guardrail_replaces_the_output(in_process: ScriptedModel, ledger: Ledger, adapt: Any) -> None:
@@ -158,6 +160,34 @@ async def test_guardrail_replaces_the_output(in_process: ScriptedModel, ledger: 
     again = await agent.resume("run_1", ledger=ledger)
     assert (again.output, again.text, again.history) == (outcome.output, outcome.text, outcome.history)
     assert calls == ["It is 42."]
+
+
+@pytest.mark.parametrize("way", ["failure", "deadline"])
+async def test_unchecked_output_is_not_in_the_outcome(in_process: ScriptedModel, ledger: Ledger, way: str) -> None:
+    broken = [True]
+
+    async def check(_: OutputCheck) -> None:
+        if broken[0] and way == "failure":
+            raise ValueError
+        if broken[0]:
+            await asyncio.Event().wait()
+
+    in_process.set_answers("The secret is 42.")
+    limits = Limits(seconds=0.1) if way == "deadline" else Limits()
+    agent = in_process.agent(output_guardrails=[check], limits=limits)
+    outcome = await agent.run("Tell me.", ledger=ledger, run_id="run_1")
+    expected = ("failed" if way == "failure" else "deadline", None, "", ({"role": "user", "content": "Tell me."},))
+    assert (outcome.kind, outcome.output, outcome.text, outcome.history) == expected
+    broken[0] = False
+    resumed = await agent.resume("run_1", ledger=ledger, limits=Limits())
+    assert (resumed.kind, resumed.text) == ("final", "The secret is 42.")
+
+
+async def test_cut_off_output_is_replaced_too(in_process: ScriptedModel) -> None:
+    in_process.set_answers([{"text": "The secret is"}, {"finish": "length"}])
+    outcome = await in_process.agent(output_guardrails=[lambda _: Replace("Hidden.")]).run("Tell me.")
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.output, outcome.text, outcome.error.raw) == ("incomplete", "Hidden.", "Hidden.", None)
 
 
 async def test_guardrail_replaces_a_typed_output(in_process: ScriptedModel, ledger: Ledger) -> None:

@@ -135,17 +135,20 @@ async def test_options_replace_the_annotations(server: McpServer) -> None:
     assert {(tool.retries, tool.on_interrupt, tool.repeatable) for tool in every.values()} == {(1, "retry", False)}
 
 
-async def test_option_for_an_unknown_tool_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tool 'reed' \(on_interrupt\)\. It has: append, break_once, delete"):
-        async with start(tmp_path, on_interrupt={"reed": "retry"}):
-            raise AssertionError
+@pytest.mark.parametrize(
+    "options", [{"on_interrupt": {"reed": "retry"}}, {"retries": {"reed": 1}}, {"repeatable": ["reed"]}]
+)
+async def test_option_for_an_unknown_tool_is_rejected(server: McpServer, options: Any) -> None:
+    other = McpServer("library", server._connect, options)
+    (name,) = options
+    with pytest.raises(ConfigError, match=rf"has no tool 'reed' \({name}\)\. It has: append, break_once, delete"):
+        other._check_option_names(server._listed)
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-async def test_call_is_repeated_with_the_same_key_if_configured(tmp_path: Path, retries: int) -> None:
-    async with start(tmp_path, retries=retries) as server:
+async def test_call_is_repeated_with_the_same_key_if_configured(tmp_path: Path) -> None:
+    async with start(tmp_path, retries=1) as server:
         result = await call(server.tools, "break_once")
-    assert (result.is_error, (tmp_path / "keys").read_text().split()) == (not retries, ["key_1"] * (retries + 1))
+    assert (result, (tmp_path / "keys").read_text().split()) == (ToolResult("well"), ["key_1"] * 2)
 
 
 async def test_request_of_the_server_is_refused_and_the_call_goes_on() -> None:

@@ -129,6 +129,11 @@ class RunState:
         """The whole conversation, including items that a filter has removed from the history."""
         return [*self.unfiltered, *self.history[self.filtered_count :]]
 
+    @property
+    def conversation_before_answer(self) -> list[JsonObject]:
+        """The conversation without the last answer."""
+        return [*self.unfiltered, *self.history[self.filtered_count : self._answer_index]]
+
     def awaits_verdict(self, call_id: str) -> bool:
         """Return True if a person may approve or deny this call."""
         waiting = {call.call_id for call in self.open_calls}

@@ -51,7 +51,7 @@ from antiphon.agent.outcome import (
 )
 from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import FINISHED
-from antiphon.agent.steps import End, NextTurn, Steps, make_blocked_end
+from antiphon.agent.steps import BLOCKED_OUTPUT, End, NextTurn, Steps, make_blocked_end
 from antiphon.agent.tool_calls import MakeContext, ToolCalls
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.ledger import RunTaken
@@ -93,6 +93,8 @@ class Loop:
         self._participant = participant
         self._find_participant = find_participant or (lambda _: participant)
         self._active_agent = self._state.agent
+        self._withholds_answer = False
+        """True while the last answer is not checked by the output guardrails."""
         self._budget = budget or Budget(journal.state, participant.task)
         self._steps = Steps(journal.state, participant.task, self._budget)
         self._clock = clock
@@ -220,17 +222,17 @@ class Loop:
             text=state.text,
             retries=state.output_repairs,
         )
+        # If the run ends during the check, the outcome must not have the answer.
+        self._withholds_answer = True
         try:
             replaced = await self._stop_timer.wait(partial(participant.guardrails.check_output, check))
         except ModelRetry as retry:
+            self._withholds_answer = False
             return self._steps.send_back(end, str(retry))
-        if replaced is None:
-            return end
-        await self._journal.write(OutputReplacedEntry(encode_output(participant.task, replaced.value)))
-        if end.error is not None:
-            # It may contain the answer.
-            return msgspec.structs.replace(end, error=msgspec.structs.replace(end.error, raw=None))
-        return msgspec.structs.replace(end, output=replaced.value)
+        if replaced is not None:
+            await self._journal.write(OutputReplacedEntry(encode_output(participant.task, replaced.value)))
+        self._withholds_answer = False
+        return end if replaced is None else end.replace_output(replaced.value)
 
     # Turns
 
@@ -302,12 +304,16 @@ class Loop:
             spent = (msgspec.UNSET, msgspec.UNSET) if cost is None or currency is None else (cost, currency)
             await self._journal.write(EndEntry(end.kind, self._clock(), end.error, *spent))
         state = self._state
+        is_blocked_answer = end.error is not None and end.error.code == BLOCKED_OUTPUT
+        history = state.conversation if end.pending else self._calls.close_history()
+        if self._withholds_answer or is_blocked_answer:
+            history = state.conversation_before_answer
         outcome = Outcome(
             kind=end.kind,
             run_id=self._journal.run_id,
             agent=state.active_agent,
             output=end.output,
-            text="" if end.kind == "blocked" else state.text or state.refusal,
+            text="" if end.kind == "blocked" or self._withholds_answer else state.text or state.refusal,
             usage=self._budget.usage,
             turns=state.turns,
             tool_calls=self._budget.tool_calls,
@@ -316,7 +322,7 @@ class Loop:
             pending=end.pending,
             abandoned=tuple(self._calls.abandoned),
             error=end.error,
-            history=tuple(state.conversation if end.pending else self._calls.close_history()),
+            history=tuple(history),
             state=None if end.kind in FINISHED else self._journal.pack(),
         )
         return RunEnded(self._journal.run_id, outcome)

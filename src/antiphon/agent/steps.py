@@ -14,6 +14,9 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import PendingToolCall
 
 CONTINUE = "The limit was raised, and tools can be called again. Go on with the task."
+BLOCKED_OUTPUT = "output_guardrail"
+"""The code of the error if a guardrail has stopped the run because of its output."""
+
 WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."
 
 
@@ -24,6 +27,11 @@ class End(msgspec.Struct, frozen=True):
     output: Any = None
     pending: tuple[PendingToolCall, ...] = ()
     error: RunError | None = None
+
+    def replace_output(self, output: Any) -> "End":
+        """Return the end with another output. The error may have the first one."""
+        error = None if self.error is None else msgspec.structs.replace(self.error, raw=None)
+        return msgspec.structs.replace(self, output=None if self.kind == "failed" else output, error=error)
 
 
 class NextTurn(msgspec.Struct, frozen=True):
