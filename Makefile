@@ -111,6 +111,8 @@ clean:
 .venv/.extras: requirements-extras.lock .venv/.project
 	@echo "setting up: installing requirements-extras.lock into .venv ..."
 	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements-extras.lock
+	@echo "setting up: compiling the interpreter of the code sandbox into .venv, which takes minutes ..."
+	@$(BIN)/python -m antiphon.tools.hosted.code_interpreter.prepare .venv/code-interpreter
 	@touch $@
 
 # Install scripts of packages are not run.

@@ -1,7 +1,6 @@
 """Assembly of an engine from settings: its backends, its store, its policy and its keys."""
 
 import logging
-from pathlib import Path
 
 from antiphon.backends.registry import create
 from antiphon.config import Settings
@@ -16,6 +15,7 @@ from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_containers, locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
 from antiphon.tools.hosted.base import HostedSetup
+from antiphon.tools.hosted.code_interpreter.prepare import locate_cache
 from antiphon.tools.hosted.registry import HostedTools, create_hosted_tools
 from antiphon.turn_queue import QueueLimits
 from antiphon.upstream.addresses import OutboundRules
@@ -69,9 +69,10 @@ def make_containers(settings: Settings, store: Store) -> Containers | None:
         return None
     if options.sandbox == "wasm" and options.max_memory not in ("1g", "4g"):
         raise ConfigError("code_interpreter.max_memory: the sandbox 'wasm' allows at most 4g.")
-    cache_dir = Path(options.cache_dir) if options.cache_dir else settings.data_dir / "code-interpreter"
     location = locate_containers(store, data_dir=settings.data_dir)
-    return Containers(location.store, options, cache_dir=cache_dir, root=location.folder, owns_store=location.is_own)
+    return Containers(
+        location.store, options, cache_dir=locate_cache(settings), root=location.folder, owns_store=location.is_own
+    )
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:

@@ -60,7 +60,7 @@ class Sandboxes:
     """The interpreters of all containers of this server. Belongs to one event loop."""
 
     def __init__(self, settings: CodeInterpreterSettings, *, cache_dir: Path) -> None:
-        self._settings = settings
+        self.settings = settings
         self._cache_dir = cache_dir
         self._entries: dict[str, _Entry] = {}  # by container id, least recently used first
         self._queue = TurnQueue(settings.interpreters)
@@ -116,7 +116,7 @@ class Sandboxes:
 
     async def _run(self, container: SandboxTarget, code: str, entry: _Entry) -> SandboxRun:
         process = await self._get_process(container, entry)
-        settings = self._settings
+        settings = self.settings
         job = CodeJob(
             code=code,
             folder_bytes=container.folder_bytes,
@@ -157,7 +157,7 @@ class Sandboxes:
     async def _make_room(self, entry: _Entry) -> None:
         """End idle interpreters until one more may start. This call has a slot, so not all can be busy."""
         others = [(name, other) for name, other in self._entries.items() if other is not entry]
-        excess = sum(other.process is not None for _, other in others) + 1 - self._settings.interpreters
+        excess = sum(other.process is not None for _, other in others) + 1 - self.settings.interpreters
         for name, other in others:
             if excess <= 0:
                 break
@@ -166,7 +166,7 @@ class Sandboxes:
                 excess -= 1
 
     async def _start(self, container: SandboxTarget) -> FramedProcess:
-        settings = self._settings
+        settings = self.settings
         # The sandbox library makes folders. They must not outlive the container.
         scratch = container.folder / "scratch"
         await asyncio.to_thread(_empty_folder, scratch)

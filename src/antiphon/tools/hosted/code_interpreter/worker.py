@@ -28,6 +28,7 @@ from antiphon.tools.hosted.code_interpreter.messages import (
     SandboxReady,
     SandboxSetup,
 )
+from antiphon.tools.hosted.code_interpreter.prepare import lock_compilation
 
 _GUEST_MODULES = "/opt/antiphon"
 _MODULE = "__import__('antiphon_start')"
@@ -91,7 +92,8 @@ class WasmInterpreter:
             )
 
         self._open_session = open_session
-        self._session = self._start()
+        with lock_compilation(Path(setup.cache_dir)):
+            self._session = self._start()
 
     def run(self, job: CodeJob) -> CodeResult:
         if self._session.ended is not None:
