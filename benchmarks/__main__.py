@@ -29,6 +29,7 @@ from benchmarks import (
     codec_steps,
     crashes,
     embedded,
+    hosted,
     idle_streams,
     imports,
     page,
@@ -43,7 +44,7 @@ from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, ProcessFailed, RunningServer, Server, start_server
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge", "queue", "embedded")
+PARTS = ("servers", "agents", "bridge", "queue", "hosted", "embedded")
 
 _SECTION_STEPS = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (compared with msgspec)"
@@ -203,6 +204,8 @@ async def measure(
             tables.append(rows.make_bridge_rows(found))
         if "queue" in parts:
             tables += await measure_queues(effort, folder)
+        if "hosted" in parts:
+            tables.append(await hosted.measure(folder, rounds=effort.rounds))
         if "embedded" in parts:
             if missing := embedded.find_missing():
                 notes.append(f"embedded: not measured, because {missing}")

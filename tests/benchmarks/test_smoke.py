@@ -130,6 +130,14 @@ ROWS = {
             "changed by the suspended process",
         ],
     },
+    "hosted": {
+        "CPU of a hosted call, µs": [
+            "foreground, in memory",
+            "background, in memory",
+            "foreground, SQLite",
+            "background, SQLite",
+        ],
+    },
     "embedded": {
         f"embedded model, {title} µs a token{thread}": [
             "generation, 1 request",
