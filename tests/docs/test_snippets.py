@@ -1,8 +1,8 @@
 """Every Python snippet of the documentation runs, in order, against a real server.
 
-A comment on a page selects the backend for its snippets: `<!-- server: scripted -->` with the example script, or
-`<!-- server: embedded -->`, the default. The scripted backend answers the same way every time, so a text block after a
-snippet must equal the output of the snippet.
+A comment on a page selects the backend for its snippets: `<!-- server: scripted -->` with the example script,
+`<!-- server: hosted -->` with tools that the server runs, or `<!-- server: embedded -->`, the default. The scripted
+backends answer the same way every time, so a text block after a snippet must equal the output of the snippet.
 """
 
 import io
@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from openai import OpenAI
+
+from support.snippet_services import run_services
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8484"
@@ -87,16 +89,26 @@ def run(snippet: Snippet, path: Path, url: str, namespace: dict[str, Any]) -> st
     return printed.getvalue()
 
 
+@contextmanager
+def choose_options(server: str, folder: Path) -> Iterator[list[str]]:
+    if server == "hosted":
+        pytest.importorskip("mcp")
+        with run_services(folder) as options:
+            yield options
+    else:
+        yield OPTIONS[server]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.snippets], ids=lambda page: page.path.name)
 def test_snippets_run_and_print_the_expected_output(page: Page, tmp_path: Path) -> None:
     if page.server == "embedded":
         (tmp_path / "antiphon.toml").write_text(FAST_CONFIG)
-    with serving(OPTIONS[page.server], tmp_path) as url:
+    with choose_options(page.server, tmp_path) as options, serving(options, tmp_path) as url:
         namespace: dict[str, Any] = {"__name__": page.path.name}
         printed = [run(snippet, page.path, url, namespace) for snippet in page.snippets]
         for client in (value for value in namespace.values() if isinstance(value, OpenAI)):
             client.close()  # pages omit it, but a test must not leave a socket open
-    if page.server == "scripted":
+    if page.server != "embedded":
         assert printed == [snippet.expected or "" for snippet in page.snippets]
 
 
