@@ -9,6 +9,7 @@ from antiphon.agent.approvals import Approval, make_verdict
 from antiphon.agent.arguments import (
     Input,
     check_deps,
+    check_types,
     choose_ledger,
     make_run_id,
     read_task,
@@ -96,7 +97,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         result_guardrails: Sequence[ResultGuardrail] = (),
         state: ConversationState | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.prices = name, prices
         self._deps_type = deps_type
         if state is not None:
             warn_deprecated("state", "conversation_state")
@@ -138,7 +139,6 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             encryption=EncryptionSupport(),
             endpoint=(transport or base_url, model),
         ).add_handoffs(read_handoffs(handoffs))
-        self._check_currencies()
 
     if not TYPE_CHECKING:
 
@@ -163,25 +163,6 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     def add_handoffs(self, *handoffs: "Agent[Any, Any] | Handoff") -> None:
         """Add handoffs to other agents: for agents that hand the run to each other."""
         self._definition = self._definition.add_handoffs(read_handoffs(handoffs))
-        self._check_currencies()
-
-    @property
-    def currency(self) -> str | None:
-        """The currency of the prices. None without prices."""
-        prices = self._definition.task.prices
-        return None if prices is None else prices.currency
-
-    def _check_currencies(self) -> None:
-        """Raise ConfigError if an agent whose cost is part of the cost of this agent has another currency."""
-        subagents = [each.invoke.agent for each in self._definition.tools if isinstance(each.invoke, SubagentTool)]
-        for other in [*subagents, *(handoff.agent for handoff in self.handoffs)]:
-            currency = getattr(other, "currency", None)
-            if currency is not None and self.currency not in (None, currency):
-                name = getattr(other, "name", "another agent")
-                raise ConfigError(
-                    f"prices: the agent '{self.name}' has {self.currency}, and '{name}' has {currency}. "
-                    "Agents of one run have the same currency."
-                )
 
     async def close(self) -> None:
         """Close the connections, including those of subagents and handoffs. The next run opens new ones."""
@@ -480,12 +461,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         raw_events: bool,
     ) -> RunArguments:
         """Check the arguments of a run. Raises ConfigError or InvalidRequest."""
-        if ledger is not None and not hasattr(ledger, "append"):
-            raise ConfigError(f"ledger: expected a ledger such as SqliteLedger(path), got {type(ledger).__name__}.")
-        if session is not None and not isinstance(session, Session):
-            raise ConfigError(f"session: expected a session such as MemorySession(), got {type(session).__name__}.")
-        if limits is not None and not isinstance(limits, Limits):
-            raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
+        check_types(ledger, session, limits)
         check_deps(deps, self._deps_type)
         overrides = Overrides(model, None if settings is None else dict(settings), limits)
         require_json(overrides, "settings")

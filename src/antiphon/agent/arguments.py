@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from antiphon.agent.content import ContentInput, is_content, user_message
+from antiphon.agent.limits import Limits
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
+from antiphon.session import Session
 
 Input: TypeAlias = str | Sequence[ContentInput] | Sequence[JsonObject]
 """The task of a run: a text, the parts of one user message, or items."""
@@ -71,6 +73,16 @@ def takes_context(hook: Callable[..., object]) -> bool:
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
     ]
     return len(positional) > 1
+
+
+def check_types(ledger: object, session: object, limits: object) -> None:
+    """Raise ConfigError if one of these arguments of a run is neither None nor of its type."""
+    if ledger is not None and not hasattr(ledger, "append"):
+        raise ConfigError(f"ledger: expected a ledger such as SqliteLedger(path), got {type(ledger).__name__}.")
+    if session is not None and not isinstance(session, Session):
+        raise ConfigError(f"session: expected a session such as MemorySession(), got {type(session).__name__}.")
+    if limits is not None and not isinstance(limits, Limits):
+        raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
 def choose_ledger(ledger: Ledger | None, durable: Ledger | None) -> Ledger | None:

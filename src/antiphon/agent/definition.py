@@ -54,11 +54,27 @@ class Definition(Struct, frozen=True, kw_only=True):
     endpoint: Hashable = None
 
     def add_handoffs(self, handoffs: Iterable[Handoff]) -> "Definition":
-        """Return a definition with further handoffs. Raises ConfigError if two tools have the same name."""
+        """Return a definition with further handoffs.
+
+        Raises ConfigError if two tools have the same name, or if the agents have prices in different currencies.
+        """
         added = (*self.handoffs, *handoffs)
         tools = [*self.tools, *(handoff.tool for handoff in added)]
         descriptions = tuple(each.describe() for each in tools)
+        subagents = [agent for each in self.tools if (agent := getattr(each.invoke, "agent", None)) is not None]
+        for other in [*subagents, *(handoff.agent for handoff in added)]:
+            _check_currency(self, other)
         return structs.replace(self, handoffs=added, descriptions=descriptions, executor=Executor(tools))
+
+
+def _check_currency(definition: Definition, other: Any) -> None:
+    """Raise ConfigError if another agent, whose cost is part of the cost of this one, has another currency."""
+    own, others = definition.task.prices, getattr(other, "prices", None)
+    if own is not None and others is not None and own.currency != others.currency:
+        raise ConfigError(
+            f"prices: the agent '{definition.name}' has {own.currency}, and '{other.name}' has {others.currency}. "
+            "Agents of one run have the same currency."
+        )
 
 
 class RunSetup:
