@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import http.client
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.crashing_server import KillableServer, StreamReader, wait_until
-from support.postgres_server import EmptySchema
+from support.postgres_server import EmptySchema, PostgresServer, is_installed
 
 WORDS = 12
 SCRIPT = {
@@ -126,3 +127,40 @@ def test_frozen_node_writes_nothing_after_its_run_was_taken_over(
     assert one.ask("GET", f"/v1/responses/{response_id}") == stored
     assert postgres_schema.fetch(query) == rows
     assert number_events(events) == list(range(len(events)))
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs make extras")
+def test_server_answers_503_while_postgresql_is_restarted(tmp_path: Path) -> None:
+    database = PostgresServer()
+    node = KillableServer(tmp_path, SCRIPT, store=database.url, background_lease_seconds=LEASE)
+    request = {"model": "scripted", "input": "Hello"}
+    try:
+        created = node.ask("POST", "/v1/responses", request)
+        running = node.start_background("steps")
+        database.stop(is_crash=True)
+        for method, path, body in (
+            ("POST", "/v1/responses", request),
+            ("POST", "/v1/responses", request | {"background": True}),
+            ("GET", f"/v1/responses/{created['id']}", None),
+            ("GET", "/readyz", None),
+        ):
+            status, retry_after, answer = send(node, method, path, body)
+            assert (status, retry_after) == (503, "1"), (path, answer)
+            assert database.url not in answer
+        database.start()
+        wait_until(lambda: send(node, "GET", "/readyz", None)[0] == 200)
+        assert node.ask("GET", f"/v1/responses/{created['id']}") == created
+        assert node.ask("POST", "/v1/responses", request)["status"] == "completed"
+        events = node.read(running)
+        assert b"response.completed" in events[-1]
+        assert number_events(events) == list(range(len(events)))
+    finally:
+        node.kill()
+        database.remove()
+
+
+def send(node: KillableServer, method: str, path: str, body: Any) -> tuple[int, str | None, str]:
+    with contextlib.closing(http.client.HTTPConnection(node.address, timeout=60)) as connection:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, response.getheader("Retry-After"), response.read().decode()

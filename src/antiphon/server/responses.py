@@ -12,6 +12,7 @@ from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Events
+from antiphon.errors import Unavailable
 from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
@@ -28,6 +29,9 @@ from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
 
 T = TypeVar("T")
+
+# A response that failed because the server is unavailable can be tried again.
+RETRY_SOON = (b"retry-after", b"1")
 
 
 class DeletedResponse(Struct):
@@ -240,4 +244,6 @@ async def _respond(http_request: HttpRequest, response: Response) -> None:
     if failure is None:
         await http_request.respond_with(response)
     else:
+        if failure[0] == Unavailable.status:
+            http_request.extra_headers.append(RETRY_SOON)
         await http_request.respond(*failure)

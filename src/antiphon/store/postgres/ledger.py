@@ -165,7 +165,8 @@ class PostgresLedger:
             except CONNECTION_ERRORS:
                 return await self._transact(work)
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-            raise describe_error(error) from error
+            described = describe_error(error)
+            raise described from described.__cause__
 
     async def _transact(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
         async with self._use() as connection, connection.transaction():

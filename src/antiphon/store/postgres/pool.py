@@ -13,7 +13,6 @@ from antiphon.store.postgres.connection import (
     DatabaseHealth,
     PostgresConnector,
     close,
-    describe_error,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ class PostgresPool:
             except CONNECTION_ERRORS:
                 return await self._fetch(statement, parameters)
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-            raise describe_error(error) from error
+            described = self._health.report_error(error)
+            raise described from described.__cause__
 
     async def _fetch(self, statement: str, parameters: Sequence[object]) -> "list[Record]":
         async with self._use() as connection:
@@ -64,7 +64,8 @@ class PostgresPool:
             async with self._use() as connection, connection.transaction():
                 yield connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-            raise describe_error(error) from error
+            described = self._health.report_error(error)
+            raise described from described.__cause__
 
     async def close(self) -> None:
         self._closing = True
