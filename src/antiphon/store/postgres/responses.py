@@ -3,12 +3,12 @@
 Triggers of the schema delete the run of a final response, and the run and the events of a deleted one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from antiphon.errors import NotFound
+from antiphon.errors import NotFound, ServerError
 from antiphon.store.base import LeaseLost
-from antiphon.store.postgres.connection import escape_all, make_item_key
+from antiphon.store.postgres.connection import CONFLICTS, escape_all, make_item_key
 from antiphon.store.postgres.conversations import TurnPlan, load_for_update, plan_turn, write_turn
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import HOLD, append_batches, find_missing
@@ -138,6 +138,9 @@ DELETE_EXPIRED = "DELETE FROM responses WHERE project = $1 AND id = $2"
 
 MARK_CONTINUED = "UPDATE responses SET continued = true WHERE project = $1 AND id = $2"
 
+# True for one process at a time, until the end of its transaction.
+SWEEP_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('antiphon expiry ' || current_schema(), 0))"
+
 EXPIRE_CONVERSATIONS = """
 DELETE FROM conversations WHERE (project, id) IN (
     SELECT project, id FROM conversations WHERE expires_at <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED
@@ -169,17 +172,26 @@ class PostgresResponses(PostgresDatabase, SqlResponses):
         expired = 0
         checked = EXPIRY_STEP
         while checked:  # a deleted response may have been the last that continued an expired one
-            async with self._reader.transact() as connection:
-                checked, deleted = await _delete_expired(connection, now)
+            checked, deleted = await self._sweep(_delete_expired, now)
             expired += deleted
         deleted = EXPIRY_STEP
         while deleted == EXPIRY_STEP:
-            async with self._reader.transact() as connection:
-                deleted = count_rows(await connection.execute(EXPIRE_CONVERSATIONS, now, EXPIRY_STEP))
+            _, deleted = await self._sweep(_delete_conversations, now)
             expired += deleted
-        async with self._reader.transact() as connection:
-            await connection.execute(EXPIRE_CLAIMS, now)
+        await self._sweep(_delete_claims, now)
         return expired
+
+    async def _sweep(
+        self, step: "Callable[[Connection[Any], int], Awaitable[tuple[int, int]]]", now: int
+    ) -> tuple[int, int]:
+        """Return how many rows were checked and deleted. Both are 0 while another process deletes expired rows."""
+        try:
+            async with self._reader.transact() as connection:
+                return await step(connection, now) if await connection.fetchval(SWEEP_LOCK) else (0, 0)
+        except ServerError as error:
+            if isinstance(error.__cause__, CONFLICTS):  # the next sweep deletes them
+                return 0, 0
+            raise
 
     async def _locate_items(self, project: str, item_ids: Sequence[str]) -> Sequence[LocatedItem]:
         keys = {make_item_key(item_id): item_id for item_id in item_ids}
@@ -257,6 +269,16 @@ async def _delete_expired(connection: "Connection[Any]", now: int) -> tuple[int,
             break
         deleted |= last
         left = [(key, newer) for key, newer in left if key not in last]
-    await connection.executemany(DELETE_EXPIRED, list(deleted))
+    await connection.executemany(DELETE_EXPIRED, sorted(deleted))
     await connection.executemany(MARK_CONTINUED, [key for key, _ in left])
     return len(due), len(deleted)
+
+
+async def _delete_conversations(connection: "Connection[Any]", now: int) -> tuple[int, int]:
+    deleted = count_rows(await connection.execute(EXPIRE_CONVERSATIONS, now, EXPIRY_STEP))
+    return deleted, deleted
+
+
+async def _delete_claims(connection: "Connection[Any]", now: int) -> tuple[int, int]:
+    deleted = count_rows(await connection.execute(EXPIRE_CLAIMS, now))
+    return deleted, deleted

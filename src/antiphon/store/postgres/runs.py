@@ -9,7 +9,7 @@ Times are those of the database's clock. A caller's times are converted by their
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon import offload
@@ -44,8 +44,11 @@ COUNT_WAITING = "SELECT count(*) FROM runs WHERE owner IS NULL AND NOT cancelled
 
 COUNT_WAITING_OF_PROJECT = f"{COUNT_WAITING} AND project = $1"
 
-# Claims of other processes wait. Held until the end of the transaction.
-LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon claims ' || current_schema(), 0))"
+# Claims of other processes wait until the end of the transaction. The clock is read after the wait, so that a new lease
+# does not include it.
+LOCK = f"""
+SELECT pg_advisory_xact_lock(hashtextextended('antiphon claims ' || current_schema(), 0)), {_NOW.format("$1")}
+"""
 
 # True if there may be a run to claim. Most checks of an idle process end here.
 HAS_RUNS = f"""
@@ -205,9 +208,8 @@ class PostgresRunQueue(PostgresDatabase):
         if not has_runs:
             return []
         async with self._reader.transact() as connection:
-            await connection.execute(LOCK)
-            # Read the clock after the lock: a new lease must not include the time spent waiting for it.
-            now: float = await connection.fetchval(NOW, self._read_clock())
+            now: float
+            _, now = await connection.fetchrow(LOCK, self._read_clock())
             began = as_of if self._clock else now - max(waited, self._health.measure_outage(lease))
             claim = Claim(owner, self.configuration_id, began, lease, limit, wait_by_model or {}, limits)
             claimed = await _claim(connection, claim, now)
@@ -305,22 +307,31 @@ async def _claim(connection: "Connection[Any]", claim: Claim, now: float) -> lis
 async def _choose(connection: "Connection[Any]", claim: Claim, now: float) -> list[FreeRun]:
     """Return the runs that this claim takes within its limits."""
     expired = [FreeRun(*row) for row in await connection.fetch(EXPIRED, claim.as_of, claim.owner)]
-    active = Counter(project for (project,) in await connection.fetch(ACTIVE, claim.owner, claim.as_of))
     starts = await _count_starts(connection, now) if claim.limits.starts_per_minute is not None else 0
-    alive_until = dict(await connection.fetch(ALIVE_UNTIL))
-    holds_suspect = await connection.fetchval(HOLDS_SUSPECT, claim.owner, SUSPECT_INTERRUPTIONS)
+    active = await _count_active(connection, claim) if claim.limits.counts_active else None
+    alive_until: dict[str, float] | None = None
     count = claim.slots * RUNS_PER_SLOT
     while True:
-        admission = Admission(claim.limits, slots=claim.slots, active=active, starts=starts)
+        admission = Admission(claim.limits, slots=claim.slots, active=active or {}, starts=starts)
         if admission.room <= 0:
             return []
         waiting = await _list_waiting(connection, count, admission)
-        candidates = [run for run in heapq.merge(expired, waiting) if not claim.is_left_to_others(run, alive_until)]
-        suspects = await _find_suspects(connection, candidates)
-        chosen = _choose_from(candidates, admission, active, suspects, holds_suspect=holds_suspect)
+        runs = [*heapq.merge(expired, waiting)]
+        if alive_until is None and any(run.configuration_id != claim.configuration_id for run in runs):
+            alive_until = dict(await connection.fetch(ALIVE_UNTIL))
+        free = [run for run in runs if not claim.is_left_to_others(run, alive_until or {})]
+        if active is None and len({run.project for run in free}) > 1:
+            active = await _count_active(connection, claim)
+        suspects = await _find_suspects(connection, claim, free)
+        chosen = _choose_from(free, admission, active or {}, suspects)
         if admission.room <= 0 or not _may_have_more(waiting, count, admission):
             return chosen
         count *= RUNS_GROWTH
+
+
+async def _count_active(connection: "Connection[Any]", claim: Claim) -> Counter[str]:
+    """Return the number of runs in progress by project."""
+    return Counter(project for (project,) in await connection.fetch(ACTIVE, claim.owner, claim.as_of))
 
 
 async def _list_waiting(connection: "Connection[Any]", count: int, admission: Admission) -> list[FreeRun]:
@@ -341,37 +352,38 @@ def _may_have_more(waiting: Sequence[FreeRun], count: int, admission: Admission)
 
 
 def _choose_from(
-    candidates: Sequence[FreeRun],
-    admission: Admission,
-    active: Mapping[str, int],
-    suspects: set[int],
-    *,
-    holds_suspect: bool,
+    free: Sequence[FreeRun], admission: Admission, active: Mapping[str, int], suspects: "_Suspects"
 ) -> list[FreeRun]:
     by_project: dict[str, list[FreeRun]] = {}
-    for run in candidates:
+    for run in free:
         by_project.setdefault(run.project, []).append(run)
-    is_taken = holds_suspect
-
-    def list_runs(runs: Sequence[FreeRun]) -> Iterator[FreeRun]:
-        nonlocal is_taken
-        for run in runs:
-            if run.position in suspects:
-                if is_taken:
-                    continue
-                is_taken = True
-            yield run
-
-    waiting = {project: (runs[0].position, list_runs(runs)) for project, runs in by_project.items()}
+    waiting = {project: (runs[0].position, filter(suspects.admit, runs)) for project, runs in by_project.items()}
     return choose_in_turns(waiting, admission, active)
 
 
-async def _find_suspects(connection: "Connection[Any]", candidates: Sequence[FreeRun]) -> set[int]:
-    """Return the positions of the runs whose attempts have ended with their process too often."""
-    positions = [run.position for run in candidates if run.attempt >= SUSPECT_INTERRUPTIONS]
+class _Suspects:
+    """Admits one suspect run, unless the owner holds one already."""
+
+    def __init__(self, positions: set[int], *, is_taken: bool) -> None:
+        self._positions = positions
+        self._is_taken = is_taken
+
+    def admit(self, run: FreeRun) -> bool:
+        if run.position not in self._positions:
+            return True
+        is_admitted = not self._is_taken
+        self._is_taken = True
+        return is_admitted
+
+
+async def _find_suspects(connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]) -> _Suspects:
+    """Find the runs whose attempts have ended with their process too often."""
+    positions = [run.position for run in free if run.attempt >= SUSPECT_INTERRUPTIONS]
     if not positions:  # each interruption was an attempt
-        return set()
-    return {row[0] for row in await connection.fetch(SUSPECTS, positions, SUSPECT_INTERRUPTIONS)}
+        return _Suspects(set(), is_taken=False)
+    rows = await connection.fetch(SUSPECTS, positions, SUSPECT_INTERRUPTIONS)
+    is_taken = await connection.fetchval(HOLDS_SUSPECT, claim.owner, SUSPECT_INTERRUPTIONS)
+    return _Suspects({row[0] for row in rows}, is_taken=is_taken)
 
 
 async def _count_starts(connection: "Connection[Any]", now: float) -> int:
