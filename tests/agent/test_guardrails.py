@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import ConfigError, Limits, ToolContext, tool
+from antiphon import ConfigError, Limits, MemorySession, ToolContext, tool
 from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
 from antiphon.agent.history import join_text
 from antiphon.agent.outcome import RunError
@@ -160,6 +160,14 @@ async def test_guardrail_replaces_the_output(in_process: ScriptedModel, ledger: 
     again = await agent.resume("run_1", ledger=ledger)
     assert (again.output, again.text, again.history) == (outcome.output, outcome.text, outcome.history)
     assert calls == ["It is 42."]
+
+
+async def test_blocked_output_is_not_in_the_session(in_process: ScriptedModel) -> None:
+    session = MemorySession()
+    in_process.set_answers("The secret is 42.", "Hello.")
+    await in_process.agent(output_guardrails=[lambda _: Block("no")]).run("Tell me.", session=session)
+    await in_process.agent().run("Hi!", session=session)
+    assert [join_text([item]) for item in await session.load()] == ["Tell me.", "Hi!", "Hello."]
 
 
 @pytest.mark.parametrize("way", ["failure", "deadline"])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from antiphon import Agent, ConfigError, InvalidRequest, Limits, Prices, ToolContext, tool
 from antiphon.agent.handoffs import SECOND_HANDOFF, Handoff, drop_tool_calls
@@ -273,36 +272,47 @@ async def test_resumed_run_goes_on_in_the_right_agent(in_process: ScriptedModel,
     assert (await triage.resume("run_1", ledger=ledger)).agent == "billing"
 
 
-async def test_handoff_survives_a_crash_after_every_entry(in_process: ScriptedModel) -> None:
+async def test_handoffs_survive_a_crash_at_every_entry(in_process: ScriptedModel) -> None:
     noted: list[str] = []
-    crashed: list[MemoryLedger] = []
+    paid: list[tuple[int, str]] = []
+    crashes: list[tuple[MemoryLedger, set[tuple[int, str]]]] = []
 
     class Watched(MemoryLedger):
         async def append(self, *arguments: Any, **options: Any) -> None:
             await super().append(*arguments, **options)
-            crashed.append(copy.deepcopy(self))
+            crashes.append((copy.deepcopy(self), set(paid)))
+
+    @tool(on_interrupt="retry")
+    async def pay(number: int, context: ToolContext) -> str:
+        """Pay."""
+        paid.append((number, context.idempotency_key))
+        return f"paid {number}"
 
     async def note(context: ToolContext) -> None:
         noted.append(context.idempotency_key)
 
-    def keep_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [*drop_tool_calls(items), {"role": "user", "content": f"Note {len(noted)}."}]
+    def shorten(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [items[0], items[-1], {"role": "user", "content": "Go on."}]
 
-    answers = ([TO_BILLING], [call("look_up", {"city": "Bern"}, "call_l")], "Mild.")
-    billing = in_process.agent(name="billing", tools=[structs.replace(look_up, on_interrupt="retry")])
-    handoff = Handoff(billing, on_handoff=note, input_filter=keep_messages)
-    triage = in_process.agent(name="triage", handoffs=[handoff])
+    calls = [call("pay", {"number": number}, f"call_{number}") for number in range(4)]
+    answers = ([calls[0], TO_BILLING, calls[1]], [calls[2], TO_TRIAGE], [calls[3]], "Done.")
+    triage = in_process.agent(name="triage", tools=[pay])
+    billing = in_process.agent(name="billing", tools=[pay], handoffs=[Handoff(triage, on_handoff=note)])
+    triage.add_handoffs(Handoff(billing, on_handoff=note, input_filter=shorten))
     in_process.set_answers(*answers)
-    outcome = await triage.run("Pay.", ledger=Watched(), run_id="run_1")
-    assert (outcome.agent, noted) == ("billing", ["run_1:1:0"])
-    states = list(crashed)
-    for ledger in states:
-        turns = sum(b'"Answered"' in entry for entry in await ledger.read("run_1"))
-        in_process.set_answers(*answers[turns:] or ["Unused."])
+    first = await triage.run("Pay.", ledger=Watched(), run_id="run_1")
+    payments = set(paid)
+    assert (first.agent, len(payments), len(crashes)) == ("triage", 4, 18)
+    for ledger, before in crashes[:-1]:
+        entries = await ledger.read("run_1")
+        in_process.set_answers(*answers[sum(b'"Answered"' in entry for entry in entries) :], "Unused.")
+        paid.clear()
         outcome = await triage.resume("run_1", ledger=ledger)
-        assert (outcome.kind, outcome.agent, outcome.text, outcome.tool_calls) == ("final", "billing", "Mild.", 2)
-    # One crash was after the intent and before the handoff was recorded: it is repeated with the same key.
-    assert set(noted) == {"run_1:1:0"}
+        assert (outcome.kind, outcome.agent, outcome.history) == ("final", "triage", first.history)
+        assert before | set(paid) == payments
+        finished = {json.loads(entry)["call_id"] for entry in entries if b'"Resulted"' in entry}
+        assert finished.isdisjoint(f"call_{number}" for number, _ in paid)
+    assert set(noted) == {"run_1:1:1", "run_1:2:1"}
 
 
 async def test_agents_of_handoffs_have_different_names(in_process: ScriptedModel) -> None:

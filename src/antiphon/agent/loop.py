@@ -156,7 +156,11 @@ class Loop:
             await self._stop_timer.wait(self._participant.prepare)
 
     def close_history(self) -> list[JsonObject]:
-        """Return the conversation with an output for every call, so that another run can continue it."""
+        """Return the conversation with an output for each open call, and without an answer that is withheld."""
+        state = self._state
+        error = None if state.ended is None else state.ended.error
+        if self._withholds_answer or (error is not None and error.code == BLOCKED_OUTPUT):
+            return state.conversation_before_answer
         return self._calls.close_history()
 
     async def _run_steps(self) -> _InternalEvents:
@@ -304,10 +308,6 @@ class Loop:
             spent = (msgspec.UNSET, msgspec.UNSET) if cost is None or currency is None else (cost, currency)
             await self._journal.write(EndEntry(end.kind, self._clock(), end.error, *spent))
         state = self._state
-        is_blocked_answer = end.error is not None and end.error.code == BLOCKED_OUTPUT
-        history = state.conversation if end.pending else self._calls.close_history()
-        if self._withholds_answer or is_blocked_answer:
-            history = state.conversation_before_answer
         outcome = Outcome(
             kind=end.kind,
             run_id=self._journal.run_id,
@@ -322,7 +322,7 @@ class Loop:
             pending=end.pending,
             abandoned=tuple(self._calls.abandoned),
             error=end.error,
-            history=tuple(history),
+            history=tuple(state.conversation if end.pending else self.close_history()),
             state=None if end.kind in FINISHED else self._journal.pack(),
         )
         return RunEnded(self._journal.run_id, outcome)
