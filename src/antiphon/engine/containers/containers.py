@@ -85,8 +85,10 @@ class Containers:
         cache_dir: Path,
         root: Path | None = None,
         owns_store: bool = False,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
+        self._now = now
         self._owns_store = owns_store
         self._settings = settings
         self._folders = ContainerFolders(root)
@@ -123,7 +125,7 @@ class Containers:
         if body.skills:
             raise UnsupportedParameter("This server has no skills.", param="skills")
         await self.check_files(project, body.file_ids or (), param="file_ids")
-        now = int(time.time())
+        now = int(self._now())
         minutes = self._settings.idle_minutes if body.expires_after is None else body.expires_after.minutes
         row = ContainerRow(
             id=container_id or make_container_id(),
@@ -140,7 +142,7 @@ class Containers:
         await asyncio.to_thread(self._folders.create, row.id)
         for index, file_id in enumerate(body.file_ids or ()):
             await self.copy_file(project, row.id, file_id, param=f"file_ids[{index}]")
-        return _show(row)
+        return _show(row, self._now())
 
     def check_options(self, options: CreateContainer | AutoContainer, *, param: str) -> None:
         """Raise for options that this server does not have. `param` is the path of the container, with its dot."""
@@ -159,13 +161,13 @@ class Containers:
             )
 
     async def retrieve(self, project: str, container_id: str) -> Container:
-        return _show(await self._touch(project, container_id))
+        return _show(await self._touch(project, container_id), self._now())
 
     async def list_all(
         self, project: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], name: str | None
     ) -> ContainerPage:
         rows, has_more = await self._store.list_containers(project, after=after, limit=limit, order=order, name=name)
-        return ContainerPage([_show(row) for row in rows], has_more, *_find_ends(rows))
+        return ContainerPage([_show(row, self._now()) for row in rows], has_more, *_find_ends(rows))
 
     async def delete(self, project: str, container_id: str) -> None:
         if not await self._store.delete_container(project, container_id):
@@ -192,7 +194,7 @@ class Containers:
             path=path,
             bytes=writer.size,
             source="user",
-            created_at=int(time.time()),
+            created_at=int(self._now()),
             modified_ns=0,
             origin=origin,
         )
@@ -274,9 +276,6 @@ class Containers:
 
     # Code
 
-    def make_id(self) -> str:
-        return make_container_id()
-
     async def find_active(self, project: str, container_ids: Sequence[str], *, param: str) -> str | None:
         """Return the first of these containers that exists, or None. Raises InvalidRequest if it has expired."""
         for container_id in container_ids:
@@ -303,7 +302,7 @@ class Containers:
     async def use(self, project: str, container_id: str, *, param: str = "container_id") -> ContainerRow:
         """Return a container that has not expired, and count this as activity. `param` is named in errors."""
         row = await self._touch(project, container_id, param=param)
-        if row.has_expired(time.time()):
+        if row.has_expired(self._now()):
             raise InvalidRequest("Container is expired.", param=param, code="container_expired")
         return row
 
@@ -362,14 +361,14 @@ class Containers:
     async def _sweep_regularly(self) -> None:
         while True:
             try:
-                await self._sweep()
+                await self.sweep()
             except StoreUnavailable as error:
                 logger.error("expired containers could not be deleted: %s", error.message)
             except Exception:
                 logger.exception("expired containers could not be deleted")
             await asyncio.sleep(_SWEEP_SECONDS)
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
         """Delete the files of expired containers, and later the containers themselves."""
         for project, container_id in await self._store.list_expired_containers(limit=_SWEEP_BATCH):
             if self._sandboxes.is_busy(container_id):
@@ -377,7 +376,7 @@ class Containers:
             await self._sandboxes.end(container_id)
             await asyncio.to_thread(self._folders.delete, container_id)
             await self._store.purge_container(project, container_id)
-        await self._store.delete_purged_containers(int(time.time()) - _METADATA_SECONDS)
+        await self._store.delete_purged_containers(int(self._now()) - _METADATA_SECONDS)
 
 
 def _refuse_files() -> "FileService":
@@ -435,7 +434,7 @@ def _make_row(container_id: str, file: FoundFile, known: ContainerFileRow | None
         path=file.path,
         bytes=file.bytes,
         source="assistant" if known is None else known.source,
-        created_at=int(time.time()) if known is None else known.created_at,
+        created_at=file.modified_ns // 1_000_000_000 if known is None else known.created_at,
         modified_ns=file.modified_ns,
     )
 
@@ -447,12 +446,12 @@ def _has_changed(file: FoundFile, rows: dict[str, ContainerFileRow]) -> bool:
     )
 
 
-def _show(row: ContainerRow) -> Container:
+def _show(row: ContainerRow, now: float) -> Container:
     return Container(
         id=row.id,
         created_at=row.created_at,
         name=row.name,
-        status="expired" if row.has_expired(time.time()) else "running",
+        status="expired" if row.has_expired(now) else "running",
         last_active_at=row.last_active_at,
         expires_after=ContainerExpiry(row.idle_seconds // 60),
         memory_limit=row.memory_limit,

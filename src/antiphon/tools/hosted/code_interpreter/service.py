@@ -22,9 +22,6 @@ class CodeRun(NamedTuple):
 class ContainerService(Protocol):
     """The containers of a server, as the code interpreter uses them."""
 
-    def make_id(self) -> str:
-        """Return the id of a container that does not exist yet."""
-
     def check_options(self, options: AutoContainer, *, param: str) -> None:
         """Raise InvalidRequest for options that this server does not have. `param` is the path of the container."""
 

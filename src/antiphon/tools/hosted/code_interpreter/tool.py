@@ -72,7 +72,8 @@ class HostedCodeInterpreter(HostedTool):
         containers = context.services.containers
         if containers is None:
             raise UnsupportedTool("This server has no containers.", param="tools")
-        param = f"tools[{_find_index(tool, context)}].container"
+        index = _find_index(tool, context)
+        param = f"tools[{index}].container"
         project = context.project
         if isinstance(tool.container, str):
             await containers.require_active(project, tool.container, param=param)
@@ -82,12 +83,20 @@ class HostedCodeInterpreter(HostedTool):
         file_ids = list(dict.fromkeys((*(options.file_ids or ()), *_list_input_files(context.items))))
         await containers.check_files(project, file_ids, param=f"{param}.file_ids")
         options = msgspec.structs.replace(options, file_ids=file_ids)
-        used = [item.container_id for item in reversed(context.items) if isinstance(item, CodeInterpreterCall)]
+        # If an earlier attempt at the response was interrupted, it may have created the container.
+        own_id = make_container_id(context.response_id, index)
+        used = [own_id] if context.resumed else []
+        used += [item.container_id for item in reversed(context.items) if isinstance(item, CodeInterpreterCall)]
         active = await containers.find_active(project, list(dict.fromkeys(used)), param="input")
         if active is None:
-            return await _open_session(containers, tool, context, containers.make_id(), options)
+            return await _open_session(containers, tool, context, own_id, options)
         await containers.copy_files(project, active, file_ids)
         return await _open_session(containers, tool, context, active, None)
+
+
+def make_container_id(response_id: str, index: int) -> str:
+    """Return the id of the container that a response creates for a tool entry. All attempts have the same id."""
+    return f"cntr_{response_id.rpartition('_')[2]}{index:02x}"
 
 
 async def _open_session(
