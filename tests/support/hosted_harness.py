@@ -85,5 +85,7 @@ def make_text(message: str) -> dict[str, Any]:
 
 
 def make_search(*queries: str) -> dict[str, Any]:
-    results = [{"file_id": "file-1", "score": 0.5, "text": f"Text about {query}."} for query in queries]
+    results = [
+        {"file_id": "file-1", "filename": "a.txt", "score": 0.5, "text": f"Text about {query}."} for query in queries
+    ]
     return {"type": "file_search_call", "queries": list(queries), "status": "completed", "results": results}

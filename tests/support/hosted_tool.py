@@ -32,7 +32,9 @@ PARAMETERS = {
     "required": ["queries"],
 }
 
-Kind = Literal["file_search", "record"]
+WEB_SEARCH_TYPES = ("web_search", "web_search_preview", "web_search_preview_2025_03_11")
+
+Kind = Literal["file_search", "code_interpreter", "image_generation", "web_search", "record"]
 
 
 class RecordingTool(HostedTool):
@@ -45,7 +47,7 @@ class RecordingTool(HostedTool):
 
     def __init__(self, kind: Kind = "file_search", *, folder: Path | None = None) -> None:
         self.kind = kind
-        self.types = frozenset({kind})
+        self.types = frozenset(WEB_SEARCH_TYPES if kind == "web_search" else {kind})
         self.effects: list[str] = []
         self.opened: list[HostedContext] = []
         self.closed = 0
@@ -114,7 +116,7 @@ class _Call(HostedCall):
         self, status: Literal["in_progress", "completed", "failed"], queries: list[str], texts: Sequence[str] = ()
     ) -> FileSearchCall | Unknown:
         if self._tool.kind == "file_search":
-            results = [FileSearchResult(file_id="file-1", text=text, score=0.5) for text in texts]
+            results = [FileSearchResult(file_id="file-1", filename="a.txt", text=text, score=0.5) for text in texts]
             return FileSearchCall("", queries, status, results or None)
         fields = {"type": "record_call", "id": "", "status": status, "queries": queries, "texts": list(texts)}
         return Unknown(json.dumps(fields).encode())

@@ -35,7 +35,14 @@ _NAMED_TYPES = (FunctionTool, CustomTool)
 # Tool types of which a request can have only one, as they have no names.
 _UNNAMED_TYPES = frozenset({"tool_search", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview"})
 # Other names of tool types in `tool_choice`.
-_TYPE_ALIASES = {"computer_use": "computer", "computer_use_preview": "computer", "tool": "function"}
+_TYPE_ALIASES = {
+    "computer_use": "computer",
+    "computer_use_preview": "computer",
+    "tool": "function",
+    "web_search_2025_08_26": "web_search",
+    "web_search_preview": "web_search",
+    "web_search_preview_2025_03_11": "web_search",
+}
 # Item types that add tools. The set is for a fast test: hardly any request has such an item.
 _ITEMS_WITH_TOOLS = (AdditionalTools, ToolSearchOutput)
 _ITEMS_WITH_TOOLS_SET = frozenset(_ITEMS_WITH_TOOLS)

@@ -14,7 +14,16 @@ from antiphon.protocol.tools import McpTool, Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem
 from antiphon.tools.hosted.base import HostedCall, HostedContext, HostedFunction, HostedSession, HostedTool
-from support.hosted_harness import FILE_SEARCH, make_call, make_script, make_search, make_text, run_engine, show_items
+from support.hosted_harness import (
+    FILE_SEARCH,
+    WEATHER,
+    make_call,
+    make_script,
+    make_search,
+    make_text,
+    run_engine,
+    show_items,
+)
 from support.hosted_tool import RecordingTool
 
 
@@ -135,6 +144,27 @@ async def test_tokens_of_a_request_with_hosted_tools_are_counted() -> None:
         body = codec.encode({"model": "scripted", "input": "one two three", "tools": [FILE_SEARCH]})
         counted, _ = await harness.engine.count_input_tokens(codec.decode_request(body).request, project="default")
     assert counted >= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "choice"),
+    [
+        ("file_search", {"vector_store_ids": ["vs_1"]}, "file_search"),
+        ("code_interpreter", {"container": {"type": "auto"}}, "code_interpreter"),
+        ("image_generation", {}, "image_generation"),
+        ("web_search", {}, "web_search"),
+        ("web_search", {}, "web_search_preview"),
+        ("web_search", {}, "web_search_preview_2025_03_11"),
+    ],
+)
+async def test_choice_of_a_hosted_type_requires_its_function(kind: Any, fields: Any, choice: str) -> None:
+    answers = make_script([make_call("cats", name=kind)], "Done.")
+    async with run_engine(answers, RecordingTool(kind)) as harness:
+        response = await harness.answer(tools=[{"type": kind} | fields, WEATHER], tool_choice={"type": choice})
+        first, second = harness.turns
+    assert json.loads(codec.encode(first.request.tool_choice)) == {"type": "function", "name": kind}
+    assert second.request.tool_choice in (None, "auto")
+    assert (response.status, response.output_text) == ("completed", "Done.")
 
 
 async def test_choice_of_an_absent_mcp_server_is_refused() -> None:
