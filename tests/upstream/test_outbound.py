@@ -14,7 +14,7 @@ from antiphon.upstream import outbound
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.outbound import AddressRefused, Fetched, OutboundClient, OutboundError, OutboundTimeout, fetch
 from support.certificates import Authority
-from support.upstream_server import STALL, Reply, serve
+from support.upstream_server import RESET, STALL, Reply, serve
 
 LOOPBACK = OutboundRules.parse(["127.0.0.1"])
 LIMITS: Any = {"max_bytes": 100_000, "timeout": 20.0}
@@ -217,3 +217,15 @@ async def test_connections_are_reused_by_one_client() -> None:
     assert (bodies, server.connections) == ([b"a", b"b"], 1)
     assert (server.requests[2].method, server.requests[2].body) == ("POST", b"{}")
     assert issubclass(OutboundError, UpstreamError)
+
+
+@pytest.mark.parametrize(("method", "count"), [("GET", 3), ("POST", 2)])
+async def test_post_on_a_connection_that_is_lost_is_not_repeated(method: str, count: int) -> None:
+    async with serve([text_of(b"a"), Reply(raw=RESET), text_of(b"b")]) as server, OutboundClient(LOOPBACK) as client:
+        await client.fetch(server.url, **LIMITS)
+        try:
+            (await client.send(method, server.url)).close()
+            is_lost = False
+        except OutboundError:
+            is_lost = True
+    assert (len(server.requests), is_lost) == (count, method == "POST")

@@ -12,7 +12,7 @@ import httpx2
 from antiphon.errors import UpstreamError, UpstreamTimeout
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.http import HttpResponse
-from antiphon.upstream.outbound import OutboundClient
+from antiphon.upstream.outbound import OutboundClient, map_outbound_error
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 
@@ -89,7 +89,7 @@ class _Body(httpx2.AsyncByteStream):
         try:
             return await self._response.read()
         except UpstreamError as error:
-            raise self._make_error(error) from None
+            raise self._make_error(map_outbound_error(error)) from None
 
     def _make_error(self, error: UpstreamError) -> httpx2.ReadError:
         self._on_failure(error)

@@ -165,9 +165,19 @@ class HttpSession:
 
 
 async def send_on(
-    pool: ConnectionPool, head: bytes, body: bytes | None, *, deadline: float, is_head_request: bool = False
+    pool: ConnectionPool,
+    head: bytes,
+    body: bytes | None,
+    *,
+    deadline: float,
+    is_head_request: bool = False,
+    may_repeat: bool = True,
 ) -> Connection:
-    """Send a request on an idle or a new connection, and return it when the head of the response has arrived."""
+    """Send a request on an idle or a new connection, and return it when the head of the response has arrived.
+
+    Without `may_repeat`, the request is sent at most once: the server may have worked on it before it closed an idle
+    connection.
+    """
     loop = asyncio.get_running_loop()
     connection = pool.take_idle()
     stale_until = -math.inf if connection is None else loop.time() + STALE_SECONDS
@@ -181,7 +191,7 @@ async def send_on(
             return connection
         except Disconnected:
             # The server may have closed an idle connection just when the request was sent.
-            if not connection.has_received_nothing or loop.time() > stale_until:
+            if not may_repeat or not connection.has_received_nothing or loop.time() > stale_until:
                 raise
             connection, stale_until = None, -math.inf
         except BaseException:

@@ -30,6 +30,9 @@ from antiphon.upstream.network_errors import map_network_error
 
 CONNECT_SECONDS = 10.0
 MAX_REDIRECTS = 5
+MAX_IDLE_SECONDS = 2.0
+"""Less than the time after which servers close idle connections: a POST that meets the end of one is not repeated."""
+
 MAX_COMPRESSION_RATIO = 100
 """Largest allowed ratio of the decoded to the received size of a compressed body."""
 
@@ -116,7 +119,8 @@ class OutboundClient:
     ) -> HttpResponse:
         """Send a request and return the response with any status, also a redirect. Raises OutboundError.
 
-        `deadline` is a time of the loop. Close the response at the end.
+        Only GET and HEAD are sent again if the server closes an idle connection. `deadline` is a time of the loop.
+        Close the response at the end.
         """
         try:
             origin = self._find_origin(url)
@@ -130,11 +134,16 @@ class OutboundClient:
             if body is not None or method not in _WITHOUT_BODY:
                 head += b"Content-Length: %d\r\n" % len(body or b"")
             connection = await send_on(
-                self._get_pool(origin), head + b"\r\n", body, deadline=deadline, is_head_request=method == "HEAD"
+                self._get_pool(origin),
+                head + b"\r\n",
+                body,
+                deadline=deadline,
+                is_head_request=method == "HEAD",
+                may_repeat=method in _WITHOUT_BODY,
             )
             return HttpResponse(connection)
         except HttpError as error:
-            raise _map_error(map_network_error(error)) from None
+            raise map_outbound_error(map_network_error(error)) from None
 
     async def fetch(
         self,
@@ -182,7 +191,7 @@ class OutboundClient:
                 resolve=self._resolve,
                 tls=get_tls_context() if origin.is_tls else None,
             )
-            pool = self._pools[origin] = ConnectionPool(connector)
+            pool = self._pools[origin] = ConnectionPool(connector, max_idle_seconds=MAX_IDLE_SECONDS)
         return pool
 
     async def _resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
@@ -249,14 +258,15 @@ async def _read_chunk(response: HttpResponse) -> bytes:
     try:
         return await response.read()
     except UpstreamError as error:
-        raise _map_error(error) from None
+        raise map_outbound_error(error) from None
 
 
 def _make_size_error(max_bytes: int) -> OutboundError:
     return OutboundError(f"The content of the URL is larger than {max_bytes} bytes.", code=REFUSED)
 
 
-def _map_error(error: UpstreamError) -> OutboundError:
+def map_outbound_error(error: UpstreamError) -> OutboundError:
+    """Return an error of the HTTP client as one of a URL, whose server is no upstream."""
     message = error.message.replace("The upstream", "The server").replace("the upstream", "the server")
     kind = OutboundTimeout if isinstance(error, UpstreamTimeout) else OutboundError
     return kind(message, code=error.code)

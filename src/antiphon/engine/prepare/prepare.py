@@ -173,6 +173,8 @@ class Preparer:
                 request, items, repairs = build(request, context, new, project)
         if accepted is None:
             _apply_model_defaults(request, candidate.model)
+        # A shared list has neither hosted tools nor credentials.
+        has_plain_tools = request.tools is None or type(request.tools) is SharedTools
         is_hosted = (
             request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
         ) or (self._hosted.run_locally and self._hosted.replaces_items(items, candidate.backend.capabilities))
@@ -191,14 +193,14 @@ class Preparer:
             warnings=_join_warnings(warnings, repairs, new, candidate.describe_emulation(request)),
             repairs=repairs,
             is_hosted=is_hosted,
-            shown_tools=self._show_tools(request.tools, is_hosted=is_hosted) if request.tools is not None else None,
+            shown_tools=None if has_plain_tools else self._show_tools(request.tools or [], is_hosted=is_hosted),
         )
 
     def _show_tools(self, tools: list[Tool | Unknown], *, is_hosted: bool) -> list[Tool | Unknown]:
         """Return the tools as the response repeats them."""
         if is_hosted:
             tools = self._hosted.echo_tools(tools)
-        if type(tools) is not SharedTools and has_credentials(tools):  # shared lists have none
+        if has_credentials(tools):
             tools = [hide_credentials(tool) for tool in tools]
         return tools
 
