@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import ConfigError, Limits, MemorySession, ToolContext, tool
+from antiphon import Limits, MemorySession, ToolContext, tool
 from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
 from antiphon.agent.history import join_text
 from antiphon.agent.outcome import RunError
@@ -110,7 +110,7 @@ async def test_text_of_an_input_is_that_of_the_new_messages(in_process: Scripted
     assert texts == ["One.", "Two."]
 
 
-async def test_input_guardrails_run_again_if_the_run_was_interrupted_before_its_first_turn(
+async def test_input_guardrails_run_again_before_the_first_turn(
     in_process: ScriptedModel,
 ) -> None:
     crashed: list[MemoryLedger] = []
@@ -400,65 +400,6 @@ async def test_blocked_result_ends_the_run_after_one_effect(
     assert (error_of(outputs[0]), outputs[1]) == (WITHHELD, "Bern: mild")
     again = await agent.resume("run_1", ledger=ledger)
     assert (again.kind, again.error, keys, len(in_process.sent)) == ("blocked", outcome.error, ["run_1:1:0"], 1)
-
-
-# Failures
-
-
-async def test_failed_guardrail_stops_the_run_before_the_effect(in_process: ScriptedModel, ledger: Ledger) -> None:
-    broken = [True]
-
-    def check(_: Any) -> Any:
-        if broken[0]:
-            raise ZeroDivisionError("oops")
-
-    for stage in ("input", "output", "call"):
-        broken[0] = True
-        in_process.set_answers([LOOK], "Mild.")
-        agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [check]})
-        outcome = await agent.run("Go.", ledger=ledger, run_id=f"run_{stage}")
-        assert outcome.error is not None
-        assert (outcome.kind, outcome.error.code) == ("failed", "guardrail_failed")
-        assert outcome.error.message == "The guardrail 'check' failed: ZeroDivisionError: oops."
-        broken[0] = False
-        assert (await agent.resume(f"run_{stage}", ledger=ledger)).text == "Mild."
-
-
-async def test_failed_result_guardrail_leaves_the_call_open(in_process: ScriptedModel, ledger: Ledger) -> None:
-    keys: list[str] = []
-    broken = [True]
-
-    @tool(on_interrupt="retry")
-    async def pay(context: ToolContext) -> str:
-        """Pay."""
-        keys.append(context.idempotency_key)
-        return "paid"
-
-    def check(_: ResultCheck) -> str | None:
-        return "not a verdict" if broken[0] else None
-
-    in_process.set_answers([call("pay", {}, "call_p")], "Done.")
-    agent = in_process.agent(tools=[pay], result_guardrails=[check])
-    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
-    assert outcome.error is not None
-    reason = "it returned str, not None, Replace or Block"
-    assert (outcome.kind, reason in outcome.error.message) == ("failed", True)
-    broken[0] = False
-    assert ((await agent.resume("run_1", ledger=ledger)).kind, keys) == ("final", ["run_1:1:0"] * 2)
-
-
-def test_guardrail_that_is_not_callable_is_rejected(in_process: ScriptedModel) -> None:
-    with pytest.raises(ConfigError, match="'no' is not a guardrail"):
-        in_process.agent(call_guardrails=["no"])
-
-
-async def test_input_cannot_be_sent_back(in_process: ScriptedModel) -> None:
-    def send_back(_: InputCheck) -> None:
-        raise ModelRetry("again")
-
-    outcome = await in_process.agent(input_guardrails=[send_back]).run("Go.")
-    assert outcome.error is not None
-    assert "an input cannot be sent back to the model" in outcome.error.message
 
 
 # Tools

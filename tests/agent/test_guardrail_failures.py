@@ -1,0 +1,69 @@
+"""Guardrails that fail: nothing passes unchecked, and the run can be resumed."""
+
+from typing import Any
+
+import pytest
+
+from antiphon import ConfigError, ToolContext, tool
+from antiphon.agent.guardrails import InputCheck, ResultCheck
+from antiphon.ledger import Ledger
+from antiphon.tools.base import ModelRetry
+from support.scripted_model import ScriptedModel, call, look_up
+
+LOOK = call("look_up", {"city": "Bern"}, "call_l")
+
+
+async def test_failed_guardrail_stops_the_run_before_the_effect(in_process: ScriptedModel, ledger: Ledger) -> None:
+    broken = [True]
+
+    def check(_: Any) -> Any:
+        if broken[0]:
+            raise ZeroDivisionError("oops")
+
+    for stage in ("input", "output", "call"):
+        broken[0] = True
+        in_process.set_answers([LOOK], "Mild.")
+        agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [check]})
+        outcome = await agent.run("Go.", ledger=ledger, run_id=f"run_{stage}")
+        assert outcome.error is not None
+        assert (outcome.kind, outcome.error.code) == ("failed", "guardrail_failed")
+        assert outcome.error.message == "The guardrail 'check' failed: ZeroDivisionError: oops."
+        broken[0] = False
+        assert (await agent.resume(f"run_{stage}", ledger=ledger)).text == "Mild."
+
+
+async def test_failed_result_guardrail_leaves_the_call_open(in_process: ScriptedModel, ledger: Ledger) -> None:
+    keys: list[str] = []
+    broken = [True]
+
+    @tool(on_interrupt="retry")
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        return "paid"
+
+    def check(_: ResultCheck) -> str | None:
+        return "not a verdict" if broken[0] else None
+
+    in_process.set_answers([call("pay", {}, "call_p")], "Done.")
+    agent = in_process.agent(tools=[pay], result_guardrails=[check])
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    assert outcome.error is not None
+    reason = "it returned str, not None, Replace or Block"
+    assert (outcome.kind, reason in outcome.error.message) == ("failed", True)
+    broken[0] = False
+    assert ((await agent.resume("run_1", ledger=ledger)).kind, keys) == ("final", ["run_1:1:0"] * 2)
+
+
+def test_guardrail_that_is_not_callable_is_rejected(in_process: ScriptedModel) -> None:
+    with pytest.raises(ConfigError, match="'no' is not a guardrail"):
+        in_process.agent(call_guardrails=["no"])
+
+
+async def test_input_cannot_be_sent_back(in_process: ScriptedModel) -> None:
+    def send_back(_: InputCheck) -> None:
+        raise ModelRetry("again")
+
+    outcome = await in_process.agent(input_guardrails=[send_back]).run("Go.")
+    assert outcome.error is not None
+    assert "an input cannot be sent back to the model" in outcome.error.message
