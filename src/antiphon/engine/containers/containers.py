@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _GIGABYTE = 1024**3
 _SWEEP_SECONDS = 30.0
 _SWEEP_BATCH = 100
+_DELETION_SECONDS = 3600.0
 _METADATA_SECONDS = 30 * 24 * 60 * 60
 _MAX_NAME_BYTES = 200
 _LIMIT_MESSAGES = {
@@ -100,6 +101,7 @@ class Containers:
             project_bytes=settings.project_bytes,
         )
         self.get_file_service: Callable[[], FileService] = _refuse_files
+        self._next_deletion = now() + _DELETION_SECONDS
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -376,7 +378,9 @@ class Containers:
             await self._sandboxes.end(container_id)
             await asyncio.to_thread(self._folders.delete, container_id)
             await self._store.purge_container(project, container_id)
-        await self._store.delete_purged_containers(int(self._now()) - _METADATA_SECONDS)
+        if self._now() >= self._next_deletion:  # a write, so not at every sweep
+            self._next_deletion = self._now() + _DELETION_SECONDS
+            await self._store.delete_purged_containers(int(self._now()) - _METADATA_SECONDS)
 
 
 def _refuse_files() -> "FileService":
