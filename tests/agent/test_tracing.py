@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from antiphon import Agent, ConfigError, tool
+from antiphon import Agent, ConfigError, MemorySession, tool
 from antiphon.agent import tracing
 from antiphon.agent.tracing import CONTENT_VARIABLE, instrument, uninstrument
 from antiphon.errors import RateLimited, ServerError
@@ -273,6 +273,16 @@ async def test_content_is_recorded_only_on_request(
     )
 
 
+async def test_credentials_of_tools_are_not_recorded(in_process: ScriptedModel, spans: Spans) -> None:
+    instrument(spans.provider, capture_content=True)
+    in_process.set_answers("Hello.")
+    server = {"type": "mcp", "server_label": "shop", "server_url": "https://example.com/mcp", "authorization": "k1"}
+    agent = in_process.agent(settings={"tools": [server | {"headers": {"X-Key": "k2"}}]})
+    await agent.run("Hello!")
+    (definitions,) = json.loads(str((spans.find("chat scripted")[0].attributes or {})["gen_ai.tool.definitions"]))
+    assert definitions == {"type": "mcp", "server_label": "shop", "server_url": "https://example.com/mcp"}
+
+
 @pytest.mark.parametrize(
     ("variables", "is_on"),
     [
@@ -370,3 +380,11 @@ async def test_server_is_named_and_gets_the_trace_in_a_header(spans: Spans) -> N
     assert (attributes["server.address"], attributes["server.port"]) == (address.hostname, address.port)
     ids = f"{span.context.trace_id:032x}-{span.context.span_id:016x}"
     assert headers["traceparent"] == f"00-{ids}-{span.context.trace_flags:02x}"
+
+
+async def test_session_is_the_conversation_of_a_run(in_process: ScriptedModel, spans: Spans) -> None:
+    in_process.set_answers("Hello.")
+    session = MemorySession()
+    await in_process.agent().run("Hello!", session=session)
+    (span,) = spans.find(AGENT)
+    assert (span.attributes or {})["gen_ai.conversation.id"] == session.session_id

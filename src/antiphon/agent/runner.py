@@ -185,6 +185,7 @@ class Runner:
             agent=state.agent,
             model=state.overrides.model or self._definition.settings["model"],
             parent_id=parent_id,
+            session_id=state.session_id,
             earlier=state.traceparent,
             items=state.history,
         )

@@ -41,6 +41,9 @@ PROVIDER = "openai"
 _TRACEPARENT = "traceparent"
 _propagator = TraceContextTextMapPropagator()
 
+# The keys of a tool in a request that may have credentials of an MCP server.
+_SECRET_KEYS = ("authorization", "headers")
+
 # The parameters of a request that have an attribute.
 _REQUEST_ATTRIBUTES = {
     "model": "gen_ai.request.model",
@@ -62,7 +65,15 @@ class Tracing:
         self.captures_content = captures_content
 
     def start_run(
-        self, run_id: str, *, agent: str, model: str, parent_id: str | None, earlier: str, items: Sequence[JsonObject]
+        self,
+        run_id: str,
+        *,
+        agent: str,
+        model: str,
+        parent_id: str | None,
+        session_id: str | None,
+        earlier: str,
+        items: Sequence[JsonObject],
     ) -> "RunTrace":
         """Start the span of a run. `earlier` is the `traceparent` of the process that executed it before, or ""."""
         attributes: dict[str, Any] = {
@@ -74,6 +85,8 @@ class Tracing:
         }
         if parent_id is not None:
             attributes["antiphon.run.parent_id"] = parent_id
+        if session_id is not None:
+            attributes["gen_ai.conversation.id"] = session_id
         if self.captures_content:
             attributes["gen_ai.input.messages"] = _encode(make_input_messages(items))
         context = contexts.get_current()
@@ -158,9 +171,8 @@ class RunTrace:
                 span.set_attribute("error.type", outcome.error.code)
                 span.set_status(StatusCode.ERROR, outcome.error.message)
             if self.captures_content:
-                span.set_attribute(
-                    "gen_ai.output.messages", _encode(make_output_messages(outcome.history[-1:], "stop"))
-                )
+                answer = {"type": "message", "role": "assistant", "content": outcome.text}
+                span.set_attribute("gen_ai.output.messages", _encode(make_output_messages([answer], "stop")))
         else:
             record_error(span, error or asyncio.CancelledError())
         span.end()
@@ -235,7 +247,8 @@ class TracedTransport:
                 parts = [{"type": "text", "content": request["instructions"]}]
                 attributes["gen_ai.system_instructions"] = _encode(parts)
             if request.get("tools"):
-                attributes["gen_ai.tool.definitions"] = _encode(request["tools"])
+                tools = [{key: tool[key] for key in tool if key not in _SECRET_KEYS} for tool in request["tools"]]
+                attributes["gen_ai.tool.definitions"] = _encode(tools)
         return attributes
 
 
