@@ -4,6 +4,9 @@
     python examples/bounty_review.py --url http://127.0.0.1:8484/v1 --model NAME
 
 The model gets the bounty's terms and two tools to read the submission. Its call of `submit_decision` ends the review.
+
+For real use it needs a model that calls tools reliably over several turns, such as gpt-5-mini, Claude Haiku 4.5 or
+Qwen3-32B. The embedded model is too small for it.
 """
 
 import argparse

@@ -4,6 +4,9 @@
 
 Its tools read the folder and write to a draft in memory. The example prints the draft as the envelope's `FileBundle`:
 the action (create, update or delete) and the new contents of each file.
+
+For real use it needs a model that edits code over many turns, such as gpt-5, Claude Sonnet 4.5 or Qwen3-Coder-30B. The
+embedded model is too small for it.
 """
 
 import argparse

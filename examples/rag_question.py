@@ -6,6 +6,9 @@
 `search` ranks passages by the number of words they share with the question. Replace it with a better search for real
 use. The example builds the request, sends it, and maps the answer to an envelope, whose `sources` list the passages
 that the model received. The endpoint `/v1/agent/execute` does the same on the server.
+
+For real use it needs a model that follows instructions and reads some thousand tokens, such as gpt-5-mini, Claude Haiku
+4.5 or Qwen3-8B. It calls no tools. The embedded model gets facts wrong.
 """
 
 import argparse
