@@ -152,7 +152,7 @@ def test_every_store_returns_the_same_results(sequence: list[Call]) -> None:
 
 
 def test_postgresql_store_returns_the_same_results(postgres_schema: EmptySchema) -> None:
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(st.lists(calls, min_size=1, max_size=40))
     def compare(sequence: list[Call]) -> None:
         expected = asyncio.run(run_calls("memory:", sequence))
