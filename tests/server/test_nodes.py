@@ -131,10 +131,12 @@ def test_frozen_node_writes_nothing_after_its_run_was_taken_over(
 
 @pytest.mark.skipif(not is_installed(), reason="needs make extras")
 def test_server_answers_503_while_postgresql_is_restarted(tmp_path: Path) -> None:
-    database = PostgresServer()
-    node = KillableServer(tmp_path, SCRIPT, store=database.url, background_lease_seconds=LEASE)
     request = {"model": "scripted", "input": "Hello"}
-    try:
+    with contextlib.ExitStack() as stack:
+        database = PostgresServer()
+        stack.callback(database.remove)
+        node = KillableServer(tmp_path, SCRIPT, store=database.url, background_lease_seconds=LEASE)
+        stack.callback(node.kill)
         created = node.ask("POST", "/v1/responses", request)
         running = node.start_background("steps")
         database.stop(is_crash=True)
@@ -154,9 +156,6 @@ def test_server_answers_503_while_postgresql_is_restarted(tmp_path: Path) -> Non
         events = node.read(running)
         assert b"response.completed" in events[-1]
         assert number_events(events) == list(range(len(events)))
-    finally:
-        node.kill()
-        database.remove()
 
 
 def send(node: KillableServer, method: str, path: str, body: Any) -> tuple[int, str | None, str]:
