@@ -30,7 +30,7 @@ SCRIPT = {
     "native_tools": ["function"],
     "rules": [
         *make_rule("write", {"tool_call": {"name": "code_interpreter", "arguments": PIECES}}, answer=ANSWER),
-        *make_rule("read", call_code("print(open('notes.txt').read())")),
+        *make_rule("read", call_code("for name in ('notes.txt', 'sent.txt'):\n    print(open(name).read())")),
         *make_rule("set", call_code("value = 7")),
         *make_rule("get", call_code("value")),
         *make_rule("fail", call_code("1 / 0")),
@@ -59,7 +59,7 @@ def container(client: openai.OpenAI) -> str:
     return client.containers.create(name="shared").id
 
 
-def run(client: openai.OpenAI, text: str, container: Any, **fields: Any) -> ResponseCodeInterpreterToolCall:
+def run(client: openai.OpenAI, text: Any, container: Any, **fields: Any) -> ResponseCodeInterpreterToolCall:
     """Return the call of a response that has one call and a message."""
     tool: Any = {"type": "code_interpreter", "container": container}
     response = client.responses.create(model="scripted", input=text, tools=[tool], include=OUTPUTS, **fields)
@@ -159,10 +159,16 @@ def test_endless_code_fails_the_call_and_the_container_goes_on(client: openai.Op
 
 def test_files_of_the_tool_and_the_input_are_copied(client: openai.OpenAI) -> None:
     named = client.files.create(file=("notes.txt", b"from a file"), purpose="user_data")
-    call = run(client, "read", {"type": "auto", "file_ids": [named.id]})
-    assert read_logs(call) == "from a file\n"
-    (file,) = client.containers.files.list(call.container_id)
-    assert (file.path, file.source) == ("/mnt/data/notes.txt", "user")
+    sent = client.files.create(file=("sent.txt", b"from the input"), purpose="user_data")
+    content = [{"type": "input_text", "text": "read"}, {"type": "input_file", "file_id": sent.id}]
+    message: Any = [{"role": "user", "content": content}]
+    call = run(client, message, {"type": "auto", "file_ids": [named.id]})
+    assert read_logs(call) == "from a file\nfrom the input\n"
+    files = client.containers.files.list(call.container_id, order="asc")
+    assert [(file.path, file.source) for file in files] == [
+        ("/mnt/data/notes.txt", "user"),
+        ("/mnt/data/sent.txt", "user"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class HostedCodeInterpreter(HostedTool):
             return await _open_session(containers, tool, context, tool.container, None)
         options = _decode_options(tool.container, param)
         containers.check_options(options, param=f"{param}.")
-        file_ids = list(dict.fromkeys((*(options.file_ids or ()), *_list_input_files(context.items))))
+        file_ids = list(dict.fromkeys((*(options.file_ids or ()), *_list_input_files(context))))
         await containers.check_files(project, file_ids, param=f"{param}.file_ids")
         options = msgspec.structs.replace(options, file_ids=file_ids)
         # If an earlier attempt at the response was interrupted, it may have created the container.
@@ -288,8 +288,10 @@ def _find_index(tool: Tool | Unknown, context: HostedContext) -> int:
     return next((index for index, other in enumerate(context.request.tools or ()) if other is tool), 0)
 
 
-def _list_input_files(items: Sequence[Item | Unknown]) -> Iterator[str]:
-    """Yield the ids of the files in the model input."""
+def _list_input_files(context: HostedContext) -> Iterator[str]:
+    """Yield the ids of the files in the input of the request. The context has their text or content instead."""
+    given = context.request.input
+    items: Sequence[Item | Unknown] = given if isinstance(given, list) else ()
     for item in items:
         if isinstance(item, Message) and not isinstance(item.content, str):
             for part in item.content:
