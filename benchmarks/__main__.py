@@ -36,6 +36,7 @@ from benchmarks import (
     page,
     peers,
     queues,
+    retrieval,
     rounds,
     rows,
     websocket,
@@ -45,7 +46,7 @@ from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, ProcessFailed, RunningServer, Server, start_server
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge", "queue", "hosted", "code", "embedded")
+PARTS = ("servers", "agents", "bridge", "queue", "hosted", "code", "embedded", "retrieval")
 
 _SECTION_STEPS = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (compared with msgspec)"
@@ -221,6 +222,12 @@ async def measure(
                 figures = await embedded.measure(folder, rounds=count, scale=effort.scale**2)
                 notes.append(f"embedded: medians of {count} rounds")
                 tables += embedded.make_tables(figures)
+        if "retrieval" in parts:
+            if missing := retrieval.find_missing():
+                notes.append(f"retrieval: not measured, because {missing}")
+            else:
+                sizes = retrieval.SIZES if effort is FULL else retrieval.QUICK_SIZES
+                tables += await retrieval.measure(folder, sizes=sizes)
     return tables, notes
 
 

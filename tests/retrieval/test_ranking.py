@@ -1,5 +1,6 @@
 """Ranking of chunks by vectors and words."""
 
+import math
 from typing import Any
 
 import pytest
@@ -54,9 +55,11 @@ def test_merged_rankings_have_the_best_score_of_a_chunk() -> None:
     assert merge([one, other], 5) == [Ranked(0.5, 2, 1), Ranked(0.4, 1, 1)]
 
 
-def test_ranks_are_normalized_to_the_best() -> None:
-    assert normalize_ranks([(1, 4.0), (2, 1.0)]) == {1: 1.0, 2: 0.25}
-    assert normalize_ranks([]) == {}
+def test_ranks_are_normalized_by_the_words_of_the_query() -> None:
+    possible = 2 * math.log(1001)
+    ranks = [(1, possible * 2), (2, possible), (3, possible / 2)]
+    assert normalize_ranks(ranks, words=2, chunks=1000) == {1: 1.0, 2: 1.0, 3: pytest.approx(0.125)}
+    assert normalize_ranks([], words=0, chunks=0) == {}
 
 
 def test_frequent_words_are_left_out_of_a_text_search() -> None:

@@ -37,6 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_pull(commands)
     _add_models(commands)
     _add_prompts(commands)
+    _add_files(commands)
+    _add_stores(commands)
     _add_codex(commands)
     _add_run(commands)
     _add_runs(commands)
@@ -162,6 +164,38 @@ def _add_prompts(commands: Commands) -> None:
     show = _add_action(actions, "show", "print a prompt as JSON")
     show.add_argument("id", metavar="ID", help="id of the prompt")
     show.add_argument("--version", metavar="NAME", help="version to show (default: the newest)")
+
+
+def _add_files(commands: Commands) -> None:
+    text = "upload, list and delete files on a running server"
+    actions = commands.add_parser("files", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True
+    )
+    add = _add_action(actions, "add", "upload files and print their ids")
+    add.add_argument("files", type=Path, nargs="+", metavar="FILE", help="file to upload")
+    add.add_argument("--purpose", default="user_data", help="purpose of the files (default: user_data)")
+    add.add_argument(
+        "--to", metavar="STORE", help="also add them to this vector store, and wait until they are indexed"
+    )
+    listed = _add_action(actions, "list", "list the files, newest first")
+    listed.add_argument("--purpose", help="list only files with this purpose")
+    remove = _add_action(actions, "rm", "delete files; they are removed from all vector stores")
+    remove.add_argument("ids", nargs="+", metavar="ID", help="id of a file")
+
+
+def _add_stores(commands: Commands) -> None:
+    text = "create, list and search vector stores on a running server"
+    actions = commands.add_parser("stores", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True
+    )
+    create = _add_action(actions, "create", "create a vector store and print its id")
+    create.add_argument("name", metavar="NAME", help="name of the vector store")
+    create.add_argument("files", type=Path, nargs="*", metavar="FILE", help="file to upload and index")
+    _add_action(actions, "list", "list the vector stores, newest first")
+    search = _add_action(actions, "search", "search a vector store")
+    search.add_argument("id", metavar="ID", help="id of the vector store")
+    search.add_argument("query", metavar="QUERY", help="question or key words")
+    search.add_argument("--limit", type=int, default=5, metavar="N", help="maximum number of results (default: 5)")
 
 
 def _add_codex(commands: Commands) -> None:

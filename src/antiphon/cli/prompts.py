@@ -14,7 +14,7 @@ from antiphon.protocol.prompt import PromptDefinition
 
 
 def run(arguments: Namespace) -> int:
-    client = _connect(arguments)
+    client = connect(arguments)
     if arguments.action == "add":
         definition = PromptDefinition(template=_read_template(arguments.file), id=arguments.id)
         created = client.define_prompt(definition)
@@ -30,7 +30,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _connect(arguments: Namespace) -> ServerClient:
+def connect(arguments: Namespace) -> ServerClient:
     """Return a client for the server that `--url` names, else for the configured server."""
     key = read_key(arguments)
     if arguments.url:

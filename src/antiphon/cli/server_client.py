@@ -2,9 +2,11 @@
 
 import http.client
 import json
-from collections.abc import Generator, Iterator
+import secrets
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from antiphon.config import Settings
 
 CONNECT_SECONDS = 5
+_BOUNDARY = f"antiphon-{secrets.token_hex(16)}"
+_UPLOAD_BYTES = 256 * 1024
 READ_SECONDS = 600
 
 Events = Generator[Event | Unknown, None, None]
@@ -83,6 +87,24 @@ class ServerClient:
         with self._send_request("GET", f"/v1/prompts/{quote(prompt_id, safe='')}{query}", None) as reply:
             return self._decode(reply, Prompt)
 
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request with a JSON body, if there is one, and return the JSON of the reply."""
+        with self._send_request(method, path, None if body is None else encode(body)) as reply:
+            return self._decode(reply, Any)
+
+    def upload_file(self, path: Path, *, purpose: str, on_progress: Callable[[int], None]) -> Any:
+        """Upload a file without reading it into memory at once, and return the file object."""
+        with path.open("rb") as file:
+            head, tail = _make_form(path.name, purpose)
+            size = path.stat().st_size
+            headers = {
+                "Content-Type": f"multipart/form-data; boundary={_BOUNDARY}",
+                "Content-Length": str(len(head) + size + len(tail)),
+            }
+            body = _read_parts(head, file, tail, on_progress)
+            with self._send_request("POST", "/v1/files", body, headers) as reply:
+                return self._decode(reply, Any)
+
     def stream(self, request: CreateRequest) -> Events:
         """Yield the events of a streamed response. Closing the generator disconnects, which cancels the response."""
         with self._send_request("POST", "/v1/responses", encode(request)) as reply:
@@ -104,10 +126,12 @@ class ServerClient:
             raise AntiphonError(f"The server at {self.url} {reason}") from None
 
     @contextmanager
-    def _send_request(self, method: str, path: str, body: bytes | None) -> Iterator[http.client.HTTPResponse]:
+    def _send_request(
+        self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
         with closing(self._connect()) as connection:
             try:
-                connection.request(method, f"{self._path}{path}", body, self._headers)
+                connection.request(method, f"{self._path}{path}", body, {**self._headers, **(headers or {})})
                 with closing(connection.getresponse()) as reply:
                     if reply.status != http.HTTPStatus.OK:
                         raise _read_error(reply)
@@ -166,3 +190,23 @@ def _read_error(reply: http.client.HTTPResponse) -> AntiphonError:
     if reply.status == http.HTTPStatus.UNAUTHORIZED:
         message = f"{message} Use --key-env to name the environment variable with your API key."
     return AntiphonError(message)
+
+
+def _make_form(filename: str, purpose: str) -> tuple[bytes, bytes]:
+    """Return the bytes of a form before and after its file."""
+    name = filename.replace("\\", "\\\\").replace('"', "%22")
+    head = (
+        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
+        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    )
+    return head.encode(), f"\r\n--{_BOUNDARY}--\r\n".encode()
+
+
+def _read_parts(head: bytes, file: IO[bytes], tail: bytes, on_progress: Callable[[int], None]) -> Iterator[bytes]:
+    yield head
+    done = 0
+    while data := file.read(_UPLOAD_BYTES):
+        yield data
+        done += len(data)
+        on_progress(done)
+    yield tail

@@ -11,78 +11,17 @@ UNSUPPORTED = "unsupported_file"
 INVALID = "invalid_file"
 
 # Formats that are known, but not read. Their names give a better message than their content.
-_UNSUPPORTED_SUFFIXES = frozenset(
-    [
-        ".7z",
-        ".avi",
-        ".bmp",
-        ".doc",
-        ".exe",
-        ".gif",
-        ".gz",
-        ".ico",
-        ".jpeg",
-        ".jpg",
-        ".mov",
-        ".mp3",
-        ".mp4",
-        ".odt",
-        ".ogg",
-        ".png",
-        ".ppt",
-        ".pptx",
-        ".rar",
-        ".rtf",
-        ".tar",
-        ".tiff",
-        ".wav",
-        ".webp",
-        ".xls",
-        ".xlsx",
-        ".zip",
-    ]
+_UNSUPPORTED_SUFFIXES_TEXT = (
+    ".7z .avi .bmp .doc .exe .gif .gz .ico .jpeg .jpg .mov .mp3 .mp4 .odt .ogg .png .ppt .pptx .rar .rtf"
+    " .tar .tiff .wav .webp .xls .xlsx .zip"
 )
+_UNSUPPORTED_SUFFIXES = frozenset(_UNSUPPORTED_SUFFIXES_TEXT.split())
 # In these formats, a file that is not text is invalid. In other ones, it is of an unknown format.
-_TEXT_SUFFIXES = frozenset(
-    [
-        ".c",
-        ".cc",
-        ".cpp",
-        ".cs",
-        ".css",
-        ".go",
-        ".h",
-        ".hpp",
-        ".ini",
-        ".java",
-        ".js",
-        ".json",
-        ".jsonl",
-        ".kt",
-        ".log",
-        ".lua",
-        ".md",
-        ".markdown",
-        ".php",
-        ".py",
-        ".rb",
-        ".rs",
-        ".rst",
-        ".scala",
-        ".sh",
-        ".sql",
-        ".swift",
-        ".tex",
-        ".toml",
-        ".ts",
-        ".tsv",
-        ".tsx",
-        ".txt",
-        ".xml",
-        ".yaml",
-        ".yml",
-    ]
+_TEXT_SUFFIXES_TEXT = (
+    ".c .cc .cpp .cs .css .go .h .hpp .ini .java .js .json .jsonl .kt .log .lua .md .markdown .php .py"
+    " .rb .rs .rst .scala .sh .sql .swift .tex .toml .ts .tsv .tsx .txt .xml .yaml .yml"
 )
+_TEXT_SUFFIXES = frozenset(_TEXT_SUFFIXES_TEXT.split())
 # Formats that need a parser.
 PARSED_SUFFIXES = frozenset({".pdf", ".docx", ".html", ".htm", ".xhtml", ".csv", ".tsv"})
 _HTML_SUFFIXES = frozenset({".html", ".htm", ".xhtml"})

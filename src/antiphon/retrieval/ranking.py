@@ -1,5 +1,6 @@
 """Ranking of chunks by their vectors and their words. The work is done with NumPy, in a thread of the caller."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,89 +8,13 @@ from typing import Any, NamedTuple
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 64
 # Words that are in most texts. They say nothing about the topic of a query.
-_STOP_WORDS = frozenset(
-    [
-        "a",
-        "about",
-        "after",
-        "all",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "because",
-        "been",
-        "but",
-        "by",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "may",
-        "me",
-        "more",
-        "most",
-        "my",
-        "no",
-        "not",
-        "of",
-        "on",
-        "one",
-        "or",
-        "our",
-        "out",
-        "so",
-        "some",
-        "such",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "who",
-        "whom",
-        "whose",
-        "why",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-    ]
+_STOP_WORDS_TEXT = (
+    "a about after all an and any are as at be because been but by can could did do does for from had has"
+    " have how i if in into is it its just may me more most my no not of on one or our out so some such"
+    " than that the their them then there these they this those to was we were what when where which while"
+    " who whom whose why will with would you your"
 )
+_STOP_WORDS = frozenset(_STOP_WORDS_TEXT.split())
 
 
 class SearchWeights(NamedTuple):
@@ -210,10 +135,14 @@ class VectorBlock:
         return self._order[np.minimum(found, len(self.chunk_ids) - 1)]
 
 
-def normalize_ranks(matches: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Return the ranks of text matches as scores from 0 to 1. The best has 1."""
-    best = max((rank for _, rank in matches), default=0.0)
-    return {chunk_id: rank / best for chunk_id, rank in matches} if best > 0 else {}
+def normalize_ranks(matches: Sequence[tuple[int, float]], *, words: int, chunks: int) -> dict[int, float]:
+    """Return the BM25 ranks of text matches as scores from 0 to 1.
+
+    A chunk with all words of the query, each of them rare among all chunks, has about 1. The score falls with the
+    third power of the part that matches, because a few common words say little about the topic.
+    """
+    best = words * math.log(chunks + 1)
+    return {chunk_id: min(1.0, rank / best) ** 3 for chunk_id, rank in matches} if best > 0 else {}
 
 
 def merge(rankings: Sequence[Sequence[Ranked]], limit: int) -> list[Ranked]:

@@ -112,7 +112,8 @@ class Searcher:
         if query.weights.text:
             words = split_words(text)
             matches = await database.match_words(store.scope, words, limit=_MAX_MATCHES, entries=allowed)
-            scores = normalize_ranks([(match.chunk_id, match.rank) for match in matches])
+            chunks = await database.estimate_chunks()
+            scores = normalize_ranks(matches, words=len(words), chunks=chunks)
 
         def rank(block: VectorBlock) -> list[Ranked]:
             return block.rank(

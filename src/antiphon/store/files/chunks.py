@@ -56,13 +56,13 @@ ORDER BY entries.position
 """
 VECTORS = "SELECT id, vectors FROM chunks WHERE entry = ? AND id > ? ORDER BY id LIMIT ?"
 MATCHES = """
-SELECT chunks.id, chunks.entry, -bm25(chunk_words, 0.0, 1.0) AS score
-FROM chunk_words JOIN chunks ON chunks.id = chunk_words.rowid
+SELECT rowid, -bm25(chunk_words, 0.0, 1.0) AS score FROM chunk_words
 WHERE chunk_words MATCH ?
 ORDER BY score DESC LIMIT ?
 """
+LAST_CHUNK = "SELECT max(id) FROM chunks"
 MATCHES_IN = """
-SELECT chunks.id, chunks.entry, -bm25(chunk_words, 0.0, 1.0) AS score
+SELECT chunks.id, -bm25(chunk_words, 0.0, 1.0) AS score
 FROM chunk_words JOIN chunks ON chunks.id = chunk_words.rowid
 WHERE chunk_words MATCH ? AND chunks.entry IN (SELECT value FROM json_each(?))
 ORDER BY score DESC LIMIT ?
@@ -139,6 +139,11 @@ class ChunkTable(Database):
         else:
             rows = await self._reader.submit(MATCHES_IN, (query, json.dumps(list(entries)), limit))
         return [TextMatch(*row) for row in rows]
+
+    async def estimate_chunks(self) -> int:
+        """Return about how many chunks all vector stores have together."""
+        rows = await self._reader.submit(LAST_CHUNK, ())
+        return rows[0][0] or 0
 
     async def load_chunk_texts(self, chunk_ids: Sequence[int]) -> dict[int, str]:
         return dict(await self._reader.submit(TEXTS, (json.dumps(list(chunk_ids)),)))

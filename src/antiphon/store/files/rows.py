@@ -142,5 +142,4 @@ class TextMatch(NamedTuple):
     """A chunk with words of the query. A higher `rank` is better."""
 
     chunk_id: int
-    entry: int
     rank: float
