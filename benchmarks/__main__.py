@@ -185,6 +185,21 @@ async def measure_queues(effort: Effort, folder: Path) -> list[list[Row]]:
     ]
 
 
+async def measure_embedded(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
+    if missing := embedded.find_missing():
+        return [], [f"embedded: not measured, because {missing}"]
+    # A token takes as long as a hundred requests, so there are fewer rounds, and few tokens in a quick run.
+    count = max(1, effort.rounds // 3)
+    figures = await embedded.measure(folder, rounds=count, scale=effort.scale**2)
+    return embedded.make_tables(figures), [f"embedded: medians of {count} rounds"]
+
+
+async def measure_retrieval(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
+    if missing := retrieval.find_missing():
+        return [], [f"retrieval: not measured, because {missing}"]
+    return await retrieval.measure(folder, sizes=retrieval.SIZES if effort is FULL else retrieval.QUICK_SIZES), []
+
+
 async def measure(
     parts: Sequence[str], effort: Effort, pythons: Mapping[str, Path | None]
 ) -> tuple[list[list[Row]], list[str]]:
@@ -214,20 +229,13 @@ async def measure(
             else:
                 tables.append(await code.measure(folder, rounds=max(1, effort.rounds // 3)))
         if "embedded" in parts:
-            if missing := embedded.find_missing():
-                notes.append(f"embedded: not measured, because {missing}")
-            else:
-                # A token takes as long as a hundred requests, so there are fewer rounds, and few tokens in a quick run.
-                count = max(1, effort.rounds // 3)
-                figures = await embedded.measure(folder, rounds=count, scale=effort.scale**2)
-                notes.append(f"embedded: medians of {count} rounds")
-                tables += embedded.make_tables(figures)
+            found_tables, found_notes = await measure_embedded(effort, folder)
+            tables += found_tables
+            notes += found_notes
         if "retrieval" in parts:
-            if missing := retrieval.find_missing():
-                notes.append(f"retrieval: not measured, because {missing}")
-            else:
-                sizes = retrieval.SIZES if effort is FULL else retrieval.QUICK_SIZES
-                tables += await retrieval.measure(folder, sizes=sizes)
+            found_tables, found_notes = await measure_retrieval(effort, folder)
+            tables += found_tables
+            notes += found_notes
     return tables, notes
 
 

@@ -101,6 +101,8 @@ def choose_options(server: str, folder: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.snippets], ids=lambda page: page.path.name)
 def test_snippets_run_and_print_the_expected_output(page: Page, tmp_path: Path) -> None:
+    if page.path.name == "files-and-search.md":
+        pytest.importorskip("onnxruntime")
     if page.server == "embedded":
         (tmp_path / "antiphon.toml").write_text(FAST_CONFIG)
     with choose_options(page.server, tmp_path) as options, serving(options, tmp_path) as url:
