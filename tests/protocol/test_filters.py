@@ -14,6 +14,25 @@ def compare(kind: str, key: str, value: Any) -> dict[str, Any]:
     return {"type": kind, "key": key, "value": value}
 
 
+class CountingText(str):
+    """A text that counts the comparisons with it."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingText.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_membership_is_not_compared_with_each_value() -> None:
+    condition = parse_filter(compare("in", "name", [str(number) for number in range(1000)]))
+    assert condition.matches({"name": CountingText("999")})
+    assert not condition.matches({"name": CountingText("other")})
+    assert CountingText.comparisons < 10
+
+
 @pytest.mark.parametrize(
     ("condition", "matches"),
     [

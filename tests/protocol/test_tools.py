@@ -12,8 +12,10 @@ from antiphon.protocol.tools import (
     FunctionTool,
     GrammarInput,
     McpChoice,
+    McpTool,
     NamespaceTool,
     WebSearchPreviewTool20250311,
+    hide_credentials,
 )
 from antiphon.protocol.unions import Unknown
 
@@ -117,3 +119,17 @@ def test_tool_choice_is_encoded_in_api_form() -> None:
 def test_allowed_tools_are_encoded_with_mode() -> None:
     choice = AllowedToolsChoice([{"type": "function", "name": "f"}])
     assert encode(choice) == b'{"type":"allowed_tools","tools":[{"type":"function","name":"f"}],"mode":"auto"}'
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://ada:pass@example.org/mcp", "https://example.org/mcp"),
+        ("https://ada:p@ss@example.org", "https://example.org"),
+        ("https://example.org/mcp?to=ada@example.com", "https://example.org/mcp?to=ada@example.com"),
+        ("https://example.org?to=ada@example.com", "https://example.org?to=ada@example.com"),
+    ],
+)
+def test_hidden_credentials_leave_the_rest_of_a_url(url: str, shown: str) -> None:
+    tool = McpTool(server_label="s", server_url=url, authorization="a", headers={"b": "c"})
+    assert hide_credentials(tool) == McpTool(server_label="s", server_url=shown)

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
-    keys = (ApiKey("ada", "ada"), ApiKey("bob", "bob"))
+    keys = (ApiKey("ada", "ada"), ApiKey("bob", "bob"), ApiKey("cleo", "cleo"))
     settings = make_settings(api_keys=keys, files=LIMITS)
     running = LiveServer({}, settings, files=FileServiceLoader(folder, limits=LIMITS))
     yield running
@@ -143,6 +143,22 @@ def test_upload_limits_are_enforced(server: LiveServer) -> None:
     path = f"/v1/uploads/{created['id']}/parts"
     assert upload(server, make_form(("data", "upload", b"x" * 501)), path=path).status == 413
     assert upload(server, make_form(("other", "upload", b"x")), path=path).json["error"]["param"] == "data"
+
+
+def test_parts_of_an_upload_are_limited_together(server: LiveServer, folder: Path) -> None:
+    body = {"bytes": 1, "filename": "a", "mime_type": "text/plain", "purpose": "batch"}
+    headers = {"Authorization": "Bearer cleo"}
+    part = make_form(("data", "upload", b"x" * 500))
+    paths = [
+        f"/v1/uploads/{server.ask('POST', '/v1/uploads', body, headers=headers).json['id']}/parts" for _ in range(3)
+    ]
+    assert [upload(server, part, headers, path=paths[0]).status for _ in range(5)] == [200] * 4 + [413]
+    assert [upload(server, part, headers, path=paths[1]).status for _ in range(4)] == [200] * 4
+    before = list_contents(folder)
+    assert [upload(server, part, headers, path=paths[2]).status for _ in range(2)] == [200] * 2
+    refused = upload(server, part, headers, path=paths[2])
+    assert (refused.status, refused.json["error"]["code"]) == (400, "file_quota_exceeded")
+    assert len(list_contents(folder)) == len(before) + 2
 
 
 def test_expired_files_are_hidden_and_deleted(server: LiveServer, folder: Path, monkeypatch: Any) -> None:

@@ -1,22 +1,25 @@
 """An MCP server over stdio with a fault: `silent` does not answer `tools/list`, `endless` repeats its first page.
+With `growing`, each page has another cursor.
 
-Usage: `mcp_faulty_server.py silent|endless`.
+Usage: `mcp_faulty_server.py silent|endless|growing`.
 """
 
+import itertools
 import json
 import sys
 from typing import Any
 
 mode = sys.argv[1]
+cursors = itertools.count()
 
 
 def answer(method: str) -> dict[str, Any] | None:
     if method == "initialize":
         server = {"name": "faulty", "version": "1"}
         return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server}
-    if method == "tools/list" and mode == "endless":
+    if method == "tools/list" and mode in ("endless", "growing"):
         tool = {"name": "add", "inputSchema": {"type": "object"}}
-        return {"tools": [tool], "nextCursor": "more"}
+        return {"tools": [tool], "nextCursor": "more" if mode == "endless" else str(next(cursors))}
     return None
 
 

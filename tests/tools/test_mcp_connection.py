@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
+from antiphon.tools import mcp_connection
 from antiphon.tools.mcp_connection import Connect, McpConnection, connect_http, connect_stdio
 from support.idle_clock import count_idle_time
 
@@ -39,9 +40,13 @@ async def connected(connect: Connect, *, seconds: float) -> AsyncIterator[McpCon
     [
         ("silent", 0.2, UpstreamTimeout, "The MCP server faulty did not list its tools in 0.2 s."),
         ("endless", 20.0, UpstreamError, "The MCP server faulty lists its tools without end: a cursor repeats."),
+        ("growing", 20.0, UpstreamError, "The MCP server faulty lists more than 1000 bytes of tools."),
     ],
 )
-async def test_endless_tool_list_is_an_error(mode: str, seconds: float, kind: type[AntiphonError], reason: str) -> None:
+async def test_endless_tool_list_is_an_error(
+    mode: str, seconds: float, kind: type[AntiphonError], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_connection, "MAX_LIST_BYTES", 1000)
     connect = connect_stdio(sys.executable, [str(PROGRAM), mode], None, None)
     async with connected(connect, seconds=seconds) as connection:
         with pytest.raises(kind) as raised:

@@ -23,7 +23,7 @@ _TYPES = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin", "and", "or")
 
 
 class Comparison(Struct, frozen=True):
-    """A comparison of one attribute with a value, or with a tuple of values for `in` and `nin`."""
+    """A comparison of one attribute with a value. For `in` and `nin`, it is a set of kinds and values."""
 
     type: str
     key: str
@@ -32,7 +32,7 @@ class Comparison(Struct, frozen=True):
     def matches(self, attributes: Mapping[str, Value]) -> bool:
         found = attributes.get(self.key)
         if self.type in _MEMBERSHIP:
-            is_member = found is not None and any(_equal(found, each) for each in self.value)
+            is_member = found is not None and (_kind(found), found) in self.value
             return is_member == (self.type == "in")
         if self.type in _EQUALITY:
             return (found is not None and _equal(found, self.value)) == (self.type == "eq")
@@ -108,7 +108,7 @@ def _parse_one(kind: str, value: Mapping[str, Any], path: str) -> Comparison:
         for index, each in enumerate(operand):
             if not isinstance(each, str | bool | int | float):
                 raise _wrong_type(f"{where}[{index}]", "a string, a number or a boolean")
-        return Comparison(kind, key, tuple(operand))
+        return Comparison(kind, key, frozenset((_kind(each), each) for each in operand))
     if not isinstance(operand, str | bool | int | float):
         raise _wrong_type(where, "a string, a number or a boolean")
     if kind in _ORDERING and isinstance(operand, bool):

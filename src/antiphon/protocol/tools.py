@@ -1,5 +1,6 @@
 """Tools of a request, and the forms of `tool_choice`."""
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -7,6 +8,8 @@ from msgspec import Meta
 
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Variant, Wire, always, union_field
+
+_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
 
 ToolName = Annotated[str, Meta(min_length=1)]
 Caller = Literal["direct", "programmatic"]
@@ -238,9 +241,7 @@ def hide_credentials(tool: Tool | Unknown) -> Tool | Unknown:
         return tool
     url = tool.server_url
     if url is not None:
-        scheme, separator, rest = url.partition("://")
-        authority, slash, path = rest.partition("/")
-        url = f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+        url = _USER_INFO.sub("", url, count=1)
     return msgspec.structs.replace(tool, authorization=None, headers=None, server_url=url)
 
 

@@ -18,6 +18,7 @@ StoreName: TypeAlias = Annotated[str, Meta(max_length=1024)]
 
 MAX_STORE_FILES = 500
 MAX_BATCH_FILES = 2000
+MAX_QUERIES = 100
 DEFAULT_CHUNK_TOKENS = 800
 DEFAULT_OVERLAP_TOKENS = 400
 
@@ -168,7 +169,7 @@ class SearchRanking(Wire):
 class SearchVectorStore(Wire, kw_only=True):
     """The body of `POST /v1/vector_stores/{id}/search`."""
 
-    query: str | Annotated[list[str], Meta(min_length=1)]
+    query: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_QUERIES)]
     max_num_results: Annotated[int, Meta(ge=1, le=50)] | None = None
     filters: JsonObject | None = None
     ranking_options: SearchRanking | None = None

@@ -107,7 +107,7 @@ def _read_html(data: bytes) -> str:
         found = _CHARSET.search(data[:4096])
         try:
             text = data.decode(found[1].decode() if found else "utf-8")
-        except (LookupError, UnicodeDecodeError):
+        except (LookupError, UnicodeError):
             raise Unreadable(INVALID, "The file is not text in utf-8, utf-16 or ascii.") from None
     tree = LexborHTMLParser(text)
     title = tree.css_first("title")

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 30.0
 LIST_SECONDS = 30.0
+MAX_LIST_BYTES = 16 * 1024 * 1024
+"""Maximum size of all pages of a list but the last. A server must not fill the memory with pages."""
+
 IDEMPOTENCY_KEY = "antiphon/idempotency-key"
 """The field of `_meta` that is the same for every attempt at one call."""
 
@@ -303,6 +306,7 @@ class McpConnection:
     async def _read_pages(self, kind: str, name: str) -> list[Any]:
         list_page = getattr(self._client.result(), f"list_{kind}")
         elements: list[Any] = []
+        size = 0
         cursors: set[str] = set()
         cursor: str | None = None
         while True:
@@ -314,6 +318,9 @@ class McpConnection:
             if cursor in cursors:
                 raise UpstreamError(f"The MCP server {self._name} lists its {name} without end: a cursor repeats.")
             cursors.add(cursor)
+            size += len(page.model_dump_json())
+            if size > MAX_LIST_BYTES:
+                raise UpstreamError(f"The MCP server {self._name} lists more than {MAX_LIST_BYTES} bytes of {name}.")
 
     async def _read(self, send: "Callable[[Client], Awaitable[Any]]") -> JsonObject:
         """Send a request that has no effect."""

@@ -12,6 +12,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.tool_settings import ImageGenerationSettings
 from antiphon.tools.hosted.base import HostedSession
+from antiphon.tools.hosted.image_generation import inputs
 from antiphon.tools.hosted.image_generation.tool import ImageGenerationHostedTool
 from support.hosted_sessions import compose, list_types, make_context, run_call
 from support.upstream_server import STALL, Reply, UpstreamServer, json_of, serve, stream_of
@@ -132,6 +133,17 @@ async def test_edit_sends_the_latest_images() -> None:
     assert b'name="mask"; filename="1.png"\r\nContent-Type: image/png\r\n\r\npng bytes\r\n' in first.body
     assert b'name="prompt"\r\n\r\nwith a hat\r\n' in first.body
     assert b"png bytes" in second.body  # the image that was made is edited next
+
+
+async def test_images_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_TOTAL_BYTES", 15)
+    photo = Reply(headers={"Content-Type": "image/jpeg"}, body=b"jpeg bytes")
+    async with serve([photo, photo, MADE]) as server, hosting(server) as tool:
+        parts = [{"type": "input_image", "detail": "auto", "image_url": f"{server.url}/{name}"} for name in "ab"]
+        session = await open_session(tool, [{"type": "message", "role": "user", "content": parts}], action="edit")
+        _, output = compose(await run_call(session, "image_generation", CALL))
+    assert [request.path for request in server.requests] == ["/v1/a", "/v1/b"]
+    assert output[0]["status"] == "failed"
 
 
 async def test_earlier_image_of_the_conversation_can_be_edited() -> None:

@@ -296,6 +296,17 @@ async def test_failure_of_a_tool_is_a_failed_item_without_secrets(result: Any, e
     assert {headers.get("authorization") for headers in server.headers} == {"Bearer key-123456"}
 
 
+@pytest.mark.parametrize("options", [{"authorization": "key-123456"}, {"headers": {"X-Key": "Token key-123456"}}])
+async def test_key_of_an_operators_server_is_masked_without_its_scheme(options: dict[str, Any]) -> None:
+    async with serve_mcp({"run": lambda _: "the key is key-123456"}) as server:
+        servers = {"s": McpServerSettings(url=server.url, **options)}
+        async with hosting(mcp_servers=servers) as tool:
+            tools = [{"type": "mcp", "server_label": "s", "require_approval": "never"}]
+            session = await open_session(tool, make_context(tools))
+            _, output = compose(await run_call(session, "run", "{}"))
+    assert output[0]["output"] == "the key is ***"
+
+
 async def test_result_that_is_too_large_is_a_failed_item(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MAX_RESULT_BYTES", 100)
     async with serve_mcp({"run": lambda _: "x" * 101}) as server, hosting() as tool:

@@ -13,8 +13,10 @@ from antiphon.stream.deltas import Annotate, Text
 from antiphon.tool_settings import WebSearchSettings
 from antiphon.tools.hosted.base import HostedSession
 from antiphon.tools.hosted.web_search.citations import LinkCitations
+from antiphon.tools.hosted.web_search.pages import Page, read_page
 from antiphon.tools.hosted.web_search.tool import WebSearchHostedTool
 from antiphon.upstream.addresses import OutboundRules
+from antiphon.upstream.outbound import Fetched
 from support.hosted_sessions import compose, list_types, make_context, run_call
 from support.upstream_server import STALL, Reply, UpstreamServer, json_of, serve
 
@@ -224,6 +226,28 @@ async def test_page_is_opened_as_text(has_selectolax: bool, monkeypatch: pytest.
     assert len(server.requests) == 1  # the page is kept
 
 
+def test_text_is_found_in_a_page_in_linear_time() -> None:
+    page = Page("", "", "\u0130a" + "a" * 1_000_000 + "Ab")
+    # With a regular expression, this takes hours.
+    assert page.find("a" * 100_000 + "B", max_matches=2, context=0) == ["a" * 99_999 + "Ab"]
+    assert page.find("i", max_matches=2, context=1) == ["\u0130a"]
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "unicode_escape", "hex", "none"])
+def test_page_in_a_codec_that_is_no_charset_is_read_as_utf8(charset: str) -> None:
+    fetched = Fetched(url="", status=200, content_type="text/plain", charset=charset, body="\u00fc-a\\x41".encode())
+    assert read_page(fetched).text == "\u00fc-a\\x41"
+
+
+@pytest.mark.parametrize(
+    "charset", ["windows-1252", "iso-8859-1", "latin1", "shift_jis", "gb18030", "utf-16", "koi8-r"]
+)
+def test_page_is_decoded_by_its_charset(charset: str) -> None:
+    text = "\u0434" if charset == "koi8-r" else "\u3042" if charset in ("shift_jis", "gb18030") else "\u00fc"
+    fetched = Fetched(url="", status=200, content_type="text/plain", charset=charset, body=text.encode(charset))
+    assert read_page(fetched).text == text
+
+
 @pytest.mark.parametrize(
     ("url", "reply", "reason"),
     [
@@ -262,6 +286,7 @@ async def test_pages_follow_the_filters_of_the_tool() -> None:
         '{"query": ""}',
         '{"action": "open_page"}',
         '{"action": "find_in_page", "url": "http://x.org"}',
+        '{"action": "find", "pattern": "x"}',
         '{"action": "fly"}',
     ],
 )

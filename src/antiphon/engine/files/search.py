@@ -73,7 +73,7 @@ class Searcher:
             )
         database = await self._storage.open()
         cached = await self._load_entries(database, project, store)
-        allowed = self._select(cached, query.filter)
+        allowed = None if query.filter is None else await run_in_thread(_select, cached, query.filter)
         if not cached.entries or (allowed is not None and not allowed):
             return []
         rankings = [await self._rank(database, project, store, text, query, allowed) for text in query.texts]
@@ -89,12 +89,6 @@ class Searcher:
     def forget(self, project: str, store_id: str) -> None:
         """Remove a deleted vector store from memory."""
         self._cache.pop((project, store_id), None)
-
-    def _select(self, cached: _CachedStore, condition: Filter | None) -> list[int] | None:
-        """Return the entries that a filter allows, or None if there is no filter."""
-        if condition is None:
-            return None
-        return [entry.position for entry in cached.entries.values() if condition.matches(entry.attributes or {})]
 
     async def _rank(
         self,
@@ -198,6 +192,11 @@ class Searcher:
         while rows := await database.read_vectors(entry, after=after, limit=_PAGE_CHUNKS):
             after = rows[-1].chunk_id
             yield await run_in_thread(VectorBlock.build, entry, rows, self._embedder.dimensions)
+
+
+def _select(cached: _CachedStore, condition: Filter) -> list[int]:
+    """Return the entries that a filter allows."""
+    return [entry.position for entry in cached.entries.values() if condition.matches(entry.attributes or {})]
 
 
 def _rank_joined(rank: Any, blocks: list[VectorBlock]) -> list[Ranked]:

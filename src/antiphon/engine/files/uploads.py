@@ -57,7 +57,13 @@ class Uploads:
         await writer.commit(part.id)
         is_saved = False
         try:
-            is_saved = await database.save_part(project, upload_id, part)
+            is_saved = await database.save_part(
+                project,
+                upload_id,
+                part,
+                max_upload_bytes=self._limits.max_upload_bytes,
+                max_project_bytes=self._limits.max_project_bytes,
+            )
         finally:
             if not is_saved:
                 await self._storage.contents.delete([part.id])

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Collection, Sequence
 
-from antiphon.errors import InvalidRequest
+from antiphon.errors import BodyTooLarge, InvalidRequest
 from antiphon.store.base import Order
 from antiphon.store.files.chunks import delete_entries
 from antiphon.store.files.paging import list_page
@@ -29,6 +29,8 @@ SELECT id FROM files WHERE id IN (SELECT value FROM json_each(?1))
 UNION SELECT id FROM upload_parts WHERE id IN (SELECT value FROM json_each(?1))
 """
 SUM_BYTES = "SELECT coalesce(sum(bytes), 0) FROM files WHERE project = ?"
+SUM_PARTS = "SELECT coalesce(sum(bytes), 0) FROM upload_parts WHERE project = ? AND upload_id = ?"
+SUM_ALL_PARTS = "SELECT coalesce(sum(bytes), 0) FROM upload_parts WHERE project = ?"
 
 _UPLOAD = "id, created_at, expires_at, filename, bytes, purpose, mime_type, file_seconds, status, file_id"
 SAVE_UPLOAD = f"INSERT INTO uploads (project, {_UPLOAD}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -82,9 +84,21 @@ class FileTable(Database):
         rows = await self._reader.submit(LOAD_UPLOAD, (project, upload_id))
         return UploadRow(*rows[0]) if rows else None
 
-    async def save_part(self, project: str, upload_id: str, part: PartRow) -> bool:
-        """Save a part of an upload. Return False if the upload is not pending."""
-        saved: bool = await self._writer.submit(_save_part, (project, upload_id, part, self._now()))
+    async def save_part(
+        self,
+        project: str,
+        upload_id: str,
+        part: PartRow,
+        *,
+        max_upload_bytes: int | None = None,
+        max_project_bytes: int | None = None,
+    ) -> bool:
+        """Save a part of an upload. Return False if the upload is not pending.
+
+        Raises InvalidRequest if the parts of the upload, or the files and parts of the project, would exceed a limit.
+        """
+        limits = max_upload_bytes, max_project_bytes
+        saved: bool = await self._writer.submit(_save_part, (project, upload_id, part, self._now(), *limits))
         return saved
 
     async def load_parts(self, project: str, upload_id: str) -> list[PartRow]:
@@ -128,14 +142,18 @@ class FileTable(Database):
 def _save_file(connection: sqlite3.Connection, project: str, file: FileRow, max_project_bytes: int | None) -> None:
     if max_project_bytes is not None:
         (used,) = connection.execute(SUM_BYTES, (project,)).fetchone()
-        if used + file.bytes > max_project_bytes:
-            raise InvalidRequest(
-                f"The files of the project would have {used + file.bytes} bytes. This server stores at most "
-                f"{max_project_bytes} for a project (setting files.max_project_bytes). Delete files first.",
-                param="file",
-                code="file_quota_exceeded",
-            )
+        _check_quota(used + file.bytes, max_project_bytes, param="file")
     connection.execute(SAVE, (project, *file))
+
+
+def _check_quota(size: int, max_project_bytes: int, *, param: str) -> None:
+    if size > max_project_bytes:
+        raise InvalidRequest(
+            f"The files of the project would have {size} bytes. This server stores at most "
+            f"{max_project_bytes} for a project (setting files.max_project_bytes). Delete files first.",
+            param=param,
+            code="file_quota_exceeded",
+        )
 
 
 def _delete_file(connection: sqlite3.Connection, project: str, file_id: str, now: float) -> bool:
@@ -145,9 +163,28 @@ def _delete_file(connection: sqlite3.Connection, project: str, file_id: str, now
     return True
 
 
-def _save_part(connection: sqlite3.Connection, project: str, upload_id: str, part: PartRow, now: float) -> bool:
+def _save_part(
+    connection: sqlite3.Connection,
+    project: str,
+    upload_id: str,
+    part: PartRow,
+    now: float,
+    max_upload_bytes: int | None,
+    max_project_bytes: int | None,
+) -> bool:
     if connection.execute(IS_PENDING, (project, upload_id, now)).fetchone() is None:
         return False
+    (size,) = connection.execute(SUM_PARTS, (project, upload_id)).fetchone()
+    if max_upload_bytes is not None and size + part.bytes > max_upload_bytes:
+        raise BodyTooLarge(
+            f"The parts of the upload would have {size + part.bytes} bytes. This server accepts at most "
+            f"{max_upload_bytes} (setting files.max_upload_bytes).",
+            param="data",
+        )
+    if max_project_bytes is not None:
+        (files,) = connection.execute(SUM_BYTES, (project,)).fetchone()
+        (parts,) = connection.execute(SUM_ALL_PARTS, (project,)).fetchone()
+        _check_quota(files + parts + part.bytes, max_project_bytes, param="data")
     connection.execute(SAVE_PART, (project, upload_id, *part))
     return True
 

@@ -16,6 +16,7 @@ from antiphon.upstream.outbound import fetch
 
 MAX_IMAGES = 16
 MAX_IMAGE_BYTES = 50 * 1024 * 1024
+MAX_TOTAL_BYTES = 100 * 1024 * 1024
 _FETCH_SECONDS = 30.0
 _TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
@@ -45,7 +46,12 @@ class InputImages:
 
     async def load(self) -> Sequence[ImageFile]:
         """Return the images. Raises UpstreamError if one cannot be read."""
-        return [await self._load(url) for url in self._urls]
+        images: list[ImageFile] = []
+        left = MAX_TOTAL_BYTES
+        for url in self._urls:
+            images.append(await self._load(url, max_bytes=min(left, MAX_IMAGE_BYTES)))
+            left -= len(images[-1].data)
+        return images
 
     async def load_mask(self) -> ImageFile | None:
         """Return the mask of the tool. Raises UpstreamError if it cannot be read."""
@@ -60,14 +66,14 @@ class InputImages:
         """Return the image at a URL that the endpoint has named, in base64."""
         return b64encode((await self._load(url)).data).decode("ascii")
 
-    async def _load(self, url: str) -> ImageFile:
+    async def _load(self, url: str, *, max_bytes: int = MAX_IMAGE_BYTES) -> ImageFile:
         if url[:5].lower() == "data:":
             head, _, data = url[5:].partition(",")
             try:
                 return _check(head.partition(";")[0].lower(), b64decode(data, validate=True))
             except Base64Error:
                 raise UpstreamError("An image of the conversation is not valid base64.") from None
-        fetched = await fetch(url, rules=self._rules, max_bytes=MAX_IMAGE_BYTES, timeout=_FETCH_SECONDS)
+        fetched = await fetch(url, rules=self._rules, max_bytes=max(max_bytes, 1), timeout=_FETCH_SECONDS)
         if fetched.status >= 400:
             raise UpstreamError(f"An image could not be fetched: its server answered with status {fetched.status}.")
         return _check(fetched.content_type, fetched.body)

@@ -53,7 +53,7 @@ def find_target(
             label=tool.server_label,
             key=("url", project, tool.server_url, _digest(headers)),
             transports=[make(tool.server_url, headers, rules) for make in (connect_http, connect_sse)],
-            secrets=frozenset({*headers.values(), *([tool.authorization] if tool.authorization else ())}),
+            secrets=_collect_secrets(headers),
             timeout=timeout,
             description=tool.server_description,
         )
@@ -96,7 +96,7 @@ def _make_operator_target(
         label=tool.server_label,
         key=("settings", name, _digest(headers)),
         transports=transports,
-        secrets=frozenset({*own.values(), *settings.env.values()} - {""}),
+        secrets=_collect_secrets(own, settings.env),
         timeout=settings.timeout or timeout,
         description=tool.server_description or settings.description,
     )
@@ -122,6 +122,12 @@ def _read_headers(tool: McpTool, path: str) -> dict[str, str]:
         headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
         headers["Authorization"] = f"Bearer {tool.authorization}"
     return headers
+
+
+def _collect_secrets(*sources: Mapping[str, str]) -> frozenset[str]:
+    """Return the values of headers or variables, and the parts of values such as `Bearer KEY`."""
+    values = {value for source in sources for value in source.values()}
+    return frozenset(values | {value.partition(" ")[2].strip() for value in values}) - {""}
 
 
 def _digest(headers: Mapping[str, str]) -> str:

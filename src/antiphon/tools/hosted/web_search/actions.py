@@ -46,7 +46,7 @@ def read_action(arguments: str) -> JsonObject:
             if not queries:
                 raise ActionFailed("A search needs a query.")
             return {"type": "search", "query": queries[0], "queries": queries}
-        case "open_page" | "find_in_page" if not read.url:
+        case "open_page" | "find_in_page" | "find" if not read.url:
             raise ActionFailed(f"The action '{kind}' needs a url.")
         case "open_page":
             return {"type": "open_page", "url": read.url}

@@ -1,5 +1,6 @@
 """The text of web pages."""
 
+import codecs
 import re
 from html.parser import HTMLParser
 
@@ -10,6 +11,7 @@ _TEXT_TYPES = frozenset(
 )
 _HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 _META_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+_CHARSETS = re.compile(r"utf-(8|16|32)|ascii|iso|cp\d|koi8|mac|gb|big5|euc|shift|hz|johab|tis|latin")
 _HEAD_LENGTH = 4096
 _SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
@@ -33,12 +35,20 @@ class Page:
 
     def find(self, pattern: str, *, max_matches: int, context: int) -> list[str]:
         """Return the passages around each match of a text, ignoring case."""
+        # Not with a regular expression: its time grows with the product of the two lengths.
+        text, wanted = _fold_case(self.text), _fold_case(pattern)
         found: list[str] = []
-        for match in re.finditer(re.escape(pattern), self.text, re.IGNORECASE):
-            found.append(self.text[max(0, match.start() - context) : match.end() + context].strip())
-            if len(found) == max_matches:
-                break
+        start = text.find(wanted)
+        while start >= 0 and len(found) < max_matches:
+            end = start + len(wanted)
+            found.append(self.text[max(0, start - context) : end + context].strip())
+            start = text.find(wanted, end)
         return found
+
+
+def _fold_case(text: str) -> str:
+    """Return a text in lower case with the same length: only this letter becomes two."""
+    return text.replace("\u0130", "I").lower()
 
 
 def is_readable(content_type: str) -> bool:
@@ -64,10 +74,15 @@ def _decode(fetched: Fetched) -> str:
     charset = fetched.charset
     if charset is None and (declared := _META_CHARSET.search(fetched.body[:_HEAD_LENGTH])) is not None:
         charset = declared[1].decode("ascii")
+    return fetched.body.decode(charset if charset and _is_charset(charset) else "utf-8", errors="replace")
+
+
+def _is_charset(name: str) -> bool:
+    """Return True for a charset of web pages. Python has other codecs, some of which are slow, as `punycode` is."""
     try:
-        return fetched.body.decode(charset or "utf-8", errors="replace")
-    except LookupError:  # an unknown charset
-        return fetched.body.decode("utf-8", errors="replace")
+        return _CHARSETS.match(codecs.lookup(name).name) is not None
+    except (LookupError, ValueError):
+        return False
 
 
 def _read_html(html: str) -> tuple[str, str]:
