@@ -1,23 +1,21 @@
 """Ledgers of agent runs: in a SQLite file of their own, or in memory."""
 
-import asyncio
-import functools
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from antiphon.errors import ConfigError, ServerError, StoreLost, Unavailable
+from antiphon.errors import ConfigError, StoreLost
 from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation, find_first_run
 from antiphon.store.migration_files import Migration
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.migrations import migrate
+from antiphon.store.sqlite_thread import SqliteThread
 
 _Result = TypeVar("_Result")
 
@@ -80,21 +78,18 @@ _FIND_LEASE = f"SELECT {_LEASE} FROM runs WHERE run_id = :run_id"
 _LIST = f"SELECT run_id, created_at, updated_at, status, title, {_LEASE} FROM runs ORDER BY position DESC LIMIT :limit"
 
 
-class SqliteLedger:
+class SqliteLedger(SqliteThread):
     """A ledger in a SQLite file. Several processes can use the file. It is created and opened on first use.
 
-    The ledger has its own thread, because tools can block all threads of the default executor. One ledger can serve
-    several event loops, one after the other. If the files are deleted or replaced while they are open, the next entry
-    raises StoreLost: SQLite would write it to a file that nobody finds again.
+    If the files are deleted or replaced while they are open, the next entry raises StoreLost: SQLite would write it
+    to a file that nobody finds again.
     """
 
     def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time) -> None:
-        self._path = Path(path)
+        super().__init__(path, noun="ledger")
         self._now = now
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._connection: sqlite3.Connection | None = None
         self._files: DatabaseFiles | None = None
-        self._closed = False
 
     async def append(
         self,
@@ -125,25 +120,6 @@ class SqliteLedger:
 
     async def delete(self, run_id: str, *, owner: str = "") -> bool:
         return await defer_cancellation(self._submit(self._delete, run_id, owner))
-
-    async def close(self) -> None:
-        if not self._closed:
-            closing = self._submit(self._disconnect)
-            self._closed = True
-            await defer_cancellation(closing)
-            self._thread.shutdown(wait=False)
-
-    def _submit(self, work: Callable[..., _Result], *arguments: object) -> asyncio.Future[_Result]:
-        if self._closed:
-            raise Unavailable("The ledger is closed.")
-        call = functools.partial(self._call, work, *arguments)
-        return asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    def _call(self, work: Callable[..., _Result], *arguments: object) -> _Result:
-        try:
-            return work(*arguments)
-        except sqlite3.Error as error:
-            raise ServerError(f"The ledger {self._path} failed: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:

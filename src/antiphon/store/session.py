@@ -1,22 +1,20 @@
 """Sessions of agents: in memory, or in a SQLite file."""
 
-import asyncio
-import functools
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from antiphon.errors import ConfigError, ServerError, Unavailable
+from antiphon.errors import ConfigError
 from antiphon.ledger import Lease, defer_cancellation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim
 from antiphon.store.sqlite.database import connect, create_file
+from antiphon.store.sqlite_thread import SqliteThread
 
 _Result = TypeVar("_Result")
 
@@ -110,7 +108,7 @@ class MemorySession(LocalLeases):
         """Do nothing: there is no file."""
 
 
-class SqliteSession:
+class SqliteSession(SqliteThread):
     """A session in a SQLite file. A file can have many sessions, and also a ledger. Several processes can use it.
 
     The file is created and opened on first use. `trim` selects the items that a run reads.
@@ -129,15 +127,12 @@ class SqliteSession:
     ) -> None:
         if not session_id:
             raise ConfigError("session_id: a session needs an id.")
+        super().__init__(path, noun="session")
         self.session_id = session_id
         self.wait_seconds = wait_seconds
-        self._path = Path(path)
         self._trim = trim
         self._now = now
-        # A thread of its own, because tools can block all threads of the default executor.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="session")
         self._connection: sqlite3.Connection | None = None
-        self._closed = False
 
     async def load(self) -> list[JsonObject]:
         return await apply_trim(self._trim, await self.list_items())
@@ -167,25 +162,6 @@ class SqliteSession:
 
     async def find_lease(self, run_id: str) -> Lease | None:
         return await self._submit(self._find_lease, run_id)
-
-    async def close(self) -> None:
-        if not self._closed:
-            closing = self._submit(self._disconnect)
-            self._closed = True
-            await defer_cancellation(closing)
-            self._thread.shutdown(wait=False)
-
-    def _submit(self, work: Callable[..., _Result], *arguments: object) -> asyncio.Future[_Result]:
-        if self._closed:
-            raise Unavailable("The session is closed.")
-        call = functools.partial(self._call, work, *arguments)
-        return asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    def _call(self, work: Callable[..., _Result], *arguments: object) -> _Result:
-        try:
-            return work(*arguments)
-        except sqlite3.Error as error:
-            raise ServerError(f"The file of the session {self._path} failed: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from antiphon.errors import InvalidRequest
 from antiphon.offload import run_sized
-from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
@@ -15,11 +14,9 @@ from antiphon.store.record import (
     ItemRecord,
     arrange_turn,
     measure_texts,
-    pack_items,
-    pack_metadata,
-    unpack_conversation,
     unpack_items,
 )
+from antiphon.store.sql_conversations import ConversationWork, SqlConversations
 from antiphon.store.sqlite.database import Database
 
 CREATE = "INSERT INTO conversations (project, id, created_at, expires_at, metadata) VALUES (?, ?, ?, ?, ?)"
@@ -89,48 +86,10 @@ _LARGEST_POSITION = 2**63 - 1
 PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, _LARGEST_POSITION)}
 
 
-class SqliteConversations(Database):
-    async def create_conversation(
-        self,
-        project: str,
-        conversation: Conversation,
-        items: Sequence[Item | Unknown],
-        *,
-        expires_at: int | None = None,
-    ) -> None:
-        metadata = pack_metadata(conversation.metadata)
-        row = (project, conversation.id, conversation.created_at, expires_at, metadata)
-        await self._writer.submit(_create, (row, pack_items(items)))
-
-    async def load_conversation(self, project: str, conversation_id: str) -> Conversation | None:
-        rows = await self._reader.submit(LOAD, (project, conversation_id, self._now()))
-        return unpack_conversation(conversation_id, *rows[0]) if rows else None
-
-    async def update_conversation(
-        self, project: str, conversation_id: str, metadata: dict[str, str] | None
-    ) -> Conversation | None:
-        packed = pack_metadata(metadata)
-        row = await self._writer.submit(_update, (project, conversation_id, packed, self._now()))
-        return None if row is None else unpack_conversation(conversation_id, row[0], packed)
-
-    async def delete_conversation(self, project: str, conversation_id: str) -> bool:
-        deleted: int = await self._writer.submit(DELETE, (project, conversation_id, self._now()))
-        return deleted > 0
-
-    async def append_items(
-        self,
-        project: str,
-        conversation_id: str,
-        items: Sequence[Item | Unknown],
-        *,
-        answer: Sequence[Item | Unknown] | None = None,
-        expires_at: int | None = None,
-    ) -> bool:
-        packed = pack_items(items), None if answer is None else pack_items(answer)
-        appended: bool = await self._writer.submit(
-            append_block, (project, conversation_id, *packed, self._now(), expires_at)
-        )
-        return appended
+class SqliteConversations(Database, SqlConversations):
+    @property
+    def _work(self) -> ConversationWork:
+        return _WORK
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order
@@ -283,3 +242,6 @@ def _delete_item(connection: sqlite3.Connection, project: str, conversation_id: 
         return False
     connection.execute(DELETE_ITEM, (project, conversation_id, item_id))
     return True
+
+
+_WORK = ConversationWork(create=_create, load=LOAD, update=_update, delete=DELETE, append=append_block)
