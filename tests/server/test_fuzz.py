@@ -15,6 +15,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
+from antiphon.engine.assembly import make_containers
 from antiphon.engine.engine import Engine
 from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS
 from antiphon.server.openapi import make_openapi_document
@@ -26,11 +27,13 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 # The same requests in every run.
 SETTINGS = settings(derandomize=True, database=None, max_examples=8, suppress_health_check=list(HealthCheck))
 
-_router = make_router(Engine(backends={}, store=MemoryStore()), make_settings())
+_store = MemoryStore()
+_containers = make_containers(make_settings(), _store)
+_router = make_router(Engine(backends={}, store=_store, containers=_containers), make_settings())
 SCHEMA = schemathesis.openapi.from_dict(make_openapi_document(_router, requires_key=False))
 OPERATIONS = {found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()}
 # The client of schemathesis sends files without names, and no WebSocket messages.
-NEVER_ACCEPTED = {"connectResponses", "createFile", "addUploadPart"}
+NEVER_ACCEPTED = {"addContainerFile", "addUploadPart", "connectResponses", "createFile"}
 # Vector stores need the packages of an extra.
 HAS_SEARCH = importlib.util.find_spec("onnxruntime") is not None
 # Ids of a file, a vector store and a batch by name, as long as no test has deleted them.
@@ -61,7 +64,9 @@ def use_existing_objects(case: Case, target: LiveServer) -> None:
         if "item_id" in names:
             page = target.ask("GET", f"/v1/conversations/{conversation_id}/items").json
             case.path_parameters["item_id"] = page["first_id"]
-    if names & {"file_id", "upload_id", "vector_store_id"}:
+    if "container_id" in names:
+        use_existing_container(case, target)
+    elif names & {"file_id", "upload_id", "vector_store_id"}:
         use_existing_files(case, target)
     if "prompt_id" in names:
         case.path_parameters["prompt_id"] = target.ask("POST", "/v1/prompts", {"template": {}}).json["id"]
@@ -70,6 +75,15 @@ def use_existing_objects(case: Case, target: LiveServer) -> None:
         case.path_parameters["model"] = "scripted"
     if isinstance(case.body, dict):
         use_existing_model(case)
+
+
+def use_existing_container(case: Case, target: LiveServer) -> None:
+    ids = case.path_parameters
+    container_id = ids["container_id"] = target.ask("POST", "/v1/containers", {"name": "notes"}).json["id"]
+    if "file_id" in ids:
+        body = {"file_id": upload_file(target)}
+        ids["file_id"] = target.ask("POST", f"/v1/containers/{container_id}/files", body).json["id"]
+    case.query = {}
 
 
 def use_existing_files(case: Case, target: LiveServer) -> None:
