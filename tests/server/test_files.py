@@ -277,3 +277,11 @@ def test_lists_have_only_objects_of_the_project(server: LiveServer, owned: dict[
         assert (mine.status, mine.json["error"]["param"]) == (404, "file_ids[0]")
         cursor = owned["store"].rpartition("/")[2]
         assert server.ask("GET", f"/v1/vector_stores?after={cursor}", headers=BOB).status == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [(["x"] * 101, "query"), (["x" * 16_385], "query[0]"), ("x" * 16_385, "query")]
+)
+def test_queries_of_a_search_are_limited(server: LiveServer, query: Any, param: str) -> None:
+    answer = server.ask("POST", "/v1/vector_stores/vs_1/search", {"query": query}, headers=ADA)
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)

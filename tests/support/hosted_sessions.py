@@ -26,11 +26,11 @@ class Claims:
     """The claims of all responses, in memory."""
 
     def __init__(self) -> None:
-        self._keys: set[tuple[str, str]] = set()
+        self.keys: set[tuple[str, str]] = set()
 
     async def claim(self, project: str, key: str) -> bool:
-        is_new = (project, key) not in self._keys
-        self._keys.add((project, key))
+        is_new = (project, key) not in self.keys
+        self.keys.add((project, key))
         return is_new
 
     @property

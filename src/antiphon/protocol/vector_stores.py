@@ -14,13 +14,15 @@ AttributeValue: TypeAlias = Annotated[str, Meta(max_length=512)] | bool | int | 
 Attributes: TypeAlias = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=64)], AttributeValue], Meta(max_length=16)
 ]
-StoreName: TypeAlias = Annotated[str, Meta(max_length=1024)]
-
 MAX_STORE_FILES = 500
 MAX_BATCH_FILES = 2000
 MAX_QUERIES = 100
+MAX_QUERY_LENGTH = 16_384
 DEFAULT_CHUNK_TOKENS = 800
 DEFAULT_OVERLAP_TOKENS = 400
+
+StoreName: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Query: TypeAlias = Annotated[str, Meta(max_length=MAX_QUERY_LENGTH)]
 
 
 class StaticChunking(Wire):
@@ -169,7 +171,7 @@ class SearchRanking(Wire):
 class SearchVectorStore(Wire, kw_only=True):
     """The body of `POST /v1/vector_stores/{id}/search`."""
 
-    query: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_QUERIES)]
+    query: Query | Annotated[list[Query], Meta(min_length=1, max_length=MAX_QUERIES)]
     max_num_results: Annotated[int, Meta(ge=1, le=50)] | None = None
     filters: JsonObject | None = None
     ranking_options: SearchRanking | None = None

@@ -301,7 +301,7 @@ class McpConnection:
             if limit.expired():
                 reason = f"did not list its {name} in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise self._map_error(error) from error
+            raise self._map_error(error) from _get_cause(error)
 
     async def _read_pages(self, kind: str, name: str) -> list[Any]:
         list_page = getattr(self._client.result(), f"list_{kind}")
@@ -332,7 +332,7 @@ class McpConnection:
             if limit.expired():
                 reason = f"did not answer in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise UpstreamError(f"The MCP server {self._name} returned no result: {error}") from error
+            raise UpstreamError(f"The MCP server {self._name} returned no result: {error}") from _get_cause(error)
         return _dump([result])[0]
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
@@ -354,7 +354,7 @@ class McpConnection:
             broken = self.state.lost or error.code == CONNECTION_CLOSED
             raise self._make_failure("" if broken else error.message, None if broken else error.code) from error
         except Exception as error:
-            raise self._make_failure(f"{type(error).__name__}: {error}", None) from error
+            raise self._make_failure(_describe(error), None) from _get_cause(error)
         return _dump([result])[0]
 
     def _make_failure(self, reason: str, number: int | None) -> McpFailure:
@@ -380,8 +380,8 @@ class McpConnection:
             return error
         if isinstance(error, FileNotFoundError | PermissionError):
             return ConfigError(f"The MCP server {self._name} cannot be started: {error.strerror}.")
-        reason = f"{type(error).__name__}: {error}" if self.state.failure is None else self.state.failure.message
-        message = f"The MCP server {self._name} cannot be used: {type(error).__name__}: {error}"
+        reason = _describe(error) if self.state.failure is None else self.state.failure.message
+        message = f"The MCP server {self._name} cannot be used: {_describe(error)}"
         number = error.code if isinstance(error, MCPError) and self.state.http_status is None else None
         return McpFailure(reason, message=message, number=number, http_status=self.state.http_status)
 
@@ -430,6 +430,24 @@ class McpConnection:
             logger.info("the MCP server %s ended the subscription to its tools", self._name, exc_info=error)
             if self._subscribed:  # the server may have stopped, and may come back with other tools
                 self.state.mark_lost()
+
+
+def _describe(error: BaseException) -> str:
+    """Return the text of an error. A URL may contain credentials, so that of a response is left out."""
+    import httpx2
+
+    if isinstance(error, httpx2.HTTPStatusError):
+        return f"{type(error).__name__}: the server answered with status {error.response.status_code}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _get_cause(error: BaseException) -> BaseException | None:
+    """Return the cause for the log, unless its text has a URL."""
+    import httpx2
+
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return None if isinstance(error, httpx2.HTTPStatusError) else error
 
 
 def _dump(models: Sequence[Any]) -> list[JsonObject]:

@@ -1,7 +1,7 @@
 """Citation markers become annotations, however the text is split into deltas."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.protocol.content import FileCitation
@@ -50,6 +50,8 @@ def test_markers_become_annotations(written: str, text: str, cited: list[tuple[s
     assert pass_through(list(written)) == (text, cited)
 
 
+@example(["【", "1", "\n", "】"])
+@example(["【", "1†" + "x" * 254, "】"])
 @given(
     st.lists(
         st.sampled_from(["【", "】", "1", "2", "7", ",", "†", "x", "\n", " ", "【1】", "file-a", "注"]), max_size=40

@@ -11,6 +11,7 @@ from antiphon.protocol.filters import Comparison
 from antiphon.protocol.hosted import FileSearchCall, FileSearchResult
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import FileSearchTool, RankingOptions
+from antiphon.protocol.vector_stores import MAX_QUERY_LENGTH
 from antiphon.stream.deltas import CloseItem, ItemPassthrough, OpenItem
 from antiphon.tools.hosted.base import FoundText, HostedContext, HostedServices
 from antiphon.tools.hosted.file_search.tool import HostedFileSearch, read_options, read_queries
@@ -96,6 +97,7 @@ def test_arguments_without_a_query_are_invalid(arguments: str) -> None:
 
 def test_single_query_is_accepted() -> None:
     assert read_queries('{"query": "x"}') == read_queries('{"queries": "x"}') == ["x"]
+    assert read_queries(f'{{"query": "{"x" * 20_000}"}}') == ["x" * MAX_QUERY_LENGTH]
 
 
 async def test_unknown_store_is_refused_with_its_path() -> None:

@@ -86,7 +86,7 @@ class CitationFilter(TextFilter):
 
     def _find_sources(self, content: str) -> list[Source] | None:
         """Return the sources that a marker names, without unknown ones. None if the text is no marker."""
-        if len(content) > _MAX_LENGTH:
+        if len(content) >= _MAX_LENGTH or "\n" in content:
             return None
         named = [source for source in self._sources if content.strip() in (source.filename, source.file_id)]
         if named:

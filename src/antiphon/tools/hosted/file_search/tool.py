@@ -11,6 +11,7 @@ from antiphon.protocol.hosted import FileSearchCall, FileSearchResult
 from antiphon.protocol.items import Item
 from antiphon.protocol.tools import FileSearchTool, RankingOptions, Tool
 from antiphon.protocol.unions import Unknown
+from antiphon.protocol.vector_stores import MAX_QUERY_LENGTH
 from antiphon.retrieval.process import check_packages
 from antiphon.stream.deltas import CloseItem, Delta, ItemPassthrough, OpenItem
 from antiphon.tools.hosted.base import (
@@ -195,7 +196,7 @@ def read_queries(arguments: str) -> list[str]:
     queries = [found] if isinstance(found, str) else found
     if not isinstance(queries, list):
         raise InvalidRequest("The arguments of file_search need an array 'queries'.", param="queries")
-    texts = [query for query in queries if isinstance(query, str) and query.strip()]
+    texts = [query[:MAX_QUERY_LENGTH] for query in queries if isinstance(query, str) and query.strip()]
     if not texts:
         raise InvalidRequest("file_search needs at least one query that is not empty.", param="queries")
     return texts[:_MAX_QUERIES]

@@ -1,5 +1,6 @@
 """Approved calls: each approval is used once, by one response."""
 
+import hashlib
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -7,6 +8,9 @@ from msgspec import Struct
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import McpApprovalRequest, McpApprovalResponse, McpCall
 from antiphon.tools.hosted.base import HostedContext
+
+# Longer ids do not fit an index of PostgreSQL.
+_MAX_KEY_LENGTH = 200
 
 
 class Approval(Struct, frozen=True):
@@ -32,6 +36,13 @@ def find_approvals(context: HostedContext, server_label: str) -> list[Approval]:
     ]
 
 
+def _make_key(request_id: str) -> str:
+    """Return the id of a request, or a digest of an id that is not of this server: clients may send any text."""
+    if len(request_id) <= _MAX_KEY_LENGTH and "/" not in request_id:
+        return request_id
+    return f"#{hashlib.sha256(request_id.encode()).hexdigest()}"
+
+
 async def claim_approvals(approvals: Sequence[Approval], context: HostedContext) -> None:
     """Claim the approvals for the response. Raises InvalidRequest if another response has used one of them.
 
@@ -40,7 +51,7 @@ async def claim_approvals(approvals: Sequence[Approval], context: HostedContext)
     claim = context.services.claim
     assert claim is not None
     for approval in approvals:
-        key = f"mcp_approval/{approval.request_id}"
+        key = f"mcp_approval/{_make_key(approval.request_id)}"
         own_key = f"{key}/{context.response_id}"
         if await claim(context.project, key):
             await claim(context.project, own_key)

@@ -5,6 +5,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
@@ -53,7 +54,7 @@ def find_target(
             label=tool.server_label,
             key=("url", project, tool.server_url, _digest(headers)),
             transports=[make(tool.server_url, headers, rules) for make in (connect_http, connect_sse)],
-            secrets=_collect_secrets(headers),
+            secrets=_collect_secrets(headers, {"password": unquote(urlsplit(tool.server_url).password or "")}),
             timeout=timeout,
             description=tool.server_description,
         )
