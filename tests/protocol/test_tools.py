@@ -15,6 +15,7 @@ from antiphon.protocol.tools import (
     McpTool,
     NamespaceTool,
     WebSearchPreviewTool20250311,
+    has_credentials,
     hide_credentials,
 )
 from antiphon.protocol.unions import Unknown
@@ -133,3 +134,29 @@ def test_allowed_tools_are_encoded_with_mode() -> None:
 def test_hidden_credentials_leave_the_rest_of_a_url(url: str, shown: str) -> None:
     tool = McpTool(server_label="s", server_url=url, authorization="a", headers={"b": "c"})
     assert hide_credentials(tool) == McpTool(server_label="s", server_url=shown)
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        (
+            b'{"type":"code_interpreter","container":{"network_policy":{"domain_secrets":["key-123456"],"type":"x"}}}',
+            b'{"type":"code_interpreter","container":{"network_policy":{"type":"x"}}}',
+        ),
+        (
+            b'{"type":"shell","environment":{"network_policy":{"domain_secrets":[{"value":"key-123456"}]}}}',
+            b'{"type":"shell","environment":{"network_policy":{}}}',
+        ),
+        (
+            NAMESPACE % b'{"type":"mcp","server_label":"s","authorization":"key-123456"}',
+            NAMESPACE % b'{"type":"mcp","server_label":"s"}',
+        ),
+        (b'{"type":"code_interpreter","container":"cntr_1"}', b'{"type":"code_interpreter","container":"cntr_1"}'),
+        (NAMESPACE % FLAT, NAMESPACE % FLAT),
+    ],
+)
+def test_secrets_in_a_tool_are_hidden(sent: bytes, shown: bytes) -> None:
+    (tool,), (expected,) = (decode_request(b'{"tools":[%b]}' % each).request.tools or () for each in (sent, shown))
+    before = encode(tool)
+    assert (has_credentials([tool]), encode(hide_credentials(tool))) == (True, encode(expected))
+    assert encode(tool) == before

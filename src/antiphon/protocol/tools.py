@@ -1,6 +1,7 @@
 """Tools of a request, and the forms of `tool_choice`."""
 
 import re
+from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -225,6 +226,8 @@ def _flatten_tool(nested: NestedFunction) -> FunctionTool:
     return FunctionTool(body.name, body.description, body.parameters, body.strict)
 
 
+_SECRET_TYPES = frozenset({McpTool, CodeInterpreterTool, ShellTool, NamespaceTool})
+
 TOOLS: OpenUnion[Tool] = OpenUnion(
     "Tool", get_args(Tool), variants={"function": Variant("function", NestedFunction, _flatten_tool)}
 )
@@ -232,17 +235,30 @@ TOOLS: OpenUnion[Tool] = OpenUnion(
 
 def has_credentials(tools: "list[Tool | Unknown]") -> bool:
     """Return True if a tool may contain credentials."""
-    return McpTool in map(type, tools)
+    return not _SECRET_TYPES.isdisjoint(map(type, tools))
 
 
 def hide_credentials(tool: Tool | Unknown) -> Tool | Unknown:
     """Return the tool without credentials, as it may be stored and shown."""
-    if not isinstance(tool, McpTool):
-        return tool
-    url = tool.server_url
-    if url is not None:
-        url = _USER_INFO.sub("", url, count=1)
-    return msgspec.structs.replace(tool, authorization=None, headers=None, server_url=url)
+    match tool:
+        case McpTool():
+            url = None if tool.server_url is None else _USER_INFO.sub("", tool.server_url, count=1)
+            return msgspec.structs.replace(tool, authorization=None, headers=None, server_url=url)
+        case CodeInterpreterTool(container={"network_policy": {"domain_secrets": _}}):
+            return msgspec.structs.replace(tool, container=_drop_domain_secrets(tool.container))
+        case ShellTool(environment={"network_policy": {"domain_secrets": _}}):
+            return msgspec.structs.replace(tool, environment=_drop_domain_secrets(tool.environment))
+        case NamespaceTool() if has_credentials(tool.tools):
+            shown = copy(tool)
+            shown.tools = [hide_credentials(each) for each in tool.tools]
+            return shown
+    return tool
+
+
+def _drop_domain_secrets(container: Any) -> JsonObject:
+    """Return the options of a container without the secrets for its network."""
+    policy = {name: value for name, value in container["network_policy"].items() if name != "domain_secrets"}
+    return {**container, "network_policy": policy}
 
 
 class FunctionChoice(Tagged, tag="function"):

@@ -26,10 +26,13 @@ class QueuedCredentials:
         """Return the request as it may be stored."""
         if request.tools is None or not has_credentials(request.tools):
             return request
+        stored = [hide_credentials(tool) for tool in request.tools]
+        if all(one is other for one, other in zip(stored, request.tools, strict=True)):
+            return request
         self._tools[key] = request.tools
         if len(self._tools) > MAX_REQUESTS:
             self._tools.popitem(last=False)
-        return msgspec.structs.replace(request, tools=[hide_credentials(tool) for tool in request.tools])
+        return msgspec.structs.replace(request, tools=stored)
 
     def restore(self, key: RunKey, request: CreateRequest) -> CreateRequest:
         """Return a stored request with its credentials, if this process has them."""
