@@ -3,20 +3,34 @@
 No other module reads the environment.
 """
 
-import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.errors import ConfigError
+from antiphon.setting_readers import (
+    PREFIX,
+    ProblemCollector,
+    check_name,
+    convert,
+    convert_table,
+    describe_ignored_variables,
+    expand_path,
+    find_named_variables,
+    is_service_link,
+    locate_data_dir,
+    read_keys_of_list,
+    read_variable,
+    resolve_variables,
+)
 from antiphon.tool_settings import (
     CodeInterpreterSettings,
     ImageGenerationSettings,
@@ -26,7 +40,6 @@ from antiphon.tool_settings import (
 
 DEFAULT_FILE = Path("antiphon.toml")
 DEFAULT_PROJECT = "default"
-_PREFIX = "ANTIPHON_"
 # A name, a name after `*.`, `*`, or an address.
 _HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]?")
 
@@ -118,7 +131,7 @@ class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Settings(Struct, frozen=True, kw_only=True):
     """All settings. docs/configuration.md describes each of them.
 
-    `warnings` is not a setting: it has messages about deprecated settings, for the log.
+    `warnings` is not a setting: it has messages about deprecated settings and ignored variables, for the log.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -126,6 +139,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path
     store: Annotated[str, Meta(min_length=1)]
     api_keys: tuple[ApiKey, ...] = ()
+    insecure: bool = False
     allowed_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     body_budget_bytes: Annotated[int, Meta(ge=1)] | None = None
@@ -244,35 +258,55 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     """Load the settings. Precedence: command line, environment, file, defaults.
 
     `overrides` are settings from the command line; None means not given. If `path` is None, antiphon.toml in the
-    working directory is read if it exists. Raises ConfigError.
+    working directory is read if it exists. Raises ConfigProblems.
     """
+    found = ProblemCollector()
     values: dict[str, Any] = {}
     named: set[str] = set()
-    file = DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+    file = find_file(path)
     if file is not None:
-        table = _read_file(file)
-        named = set(_find_named_variables(table))
-        values |= _read_table(table, env, origin=str(file))
-    values |= _read_environment(env, named)
+        with found.collect():
+            table = _read_file(file)
+            named = set(find_named_variables(table))
+            values |= _read_table(table, env, found, origin=str(file))
+    warnings = _read_environment(env, named, values, found)
     for name, value in overrides.items():
         if value is not None:
-            values[name] = _read_setting(name, value, env, origin=f"--{name.replace('_', '-')}")
-    data_dir = values.setdefault("data_dir", _default_data_dir(env))
+            with found.collect():
+                values[name] = _read_setting(name, value, env, origin=f"--{name.replace('_', '-')}")
+    data_dir = values.setdefault("data_dir", locate_data_dir(env))
     values.setdefault("store", f"sqlite:///{data_dir}/antiphon.db")
     dbos: _Dbos | None = values.pop("dbos", None)
     if dbos is not None:
         values = dbos.limits | values
-    settings = Settings(**values, warnings=() if dbos is None else dbos.warnings)
+        warnings += dbos.warnings
+    settings = Settings(**values, warnings=tuple(warnings))
+    for names, message in _find_contradictions(settings):
+        # A wrong value has been replaced by the default, which may contradict the other setting.
+        if not any(name in problem for problem in found.problems for name in names):
+            found.problems.append(message)
+    found.raise_any()
+    return settings
+
+
+def find_file(path: Path | None) -> Path | None:
+    """Return the settings file: the given one, else antiphon.toml in the working directory if it exists."""
+    return DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+
+
+def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names of settings that do not fit together, and the error."""
     if len(settings.run_prices) == 1:
-        raise ConfigError("run_prices: expected the prices of input and output tokens, and optionally of cached ones.")
+        message = "run_prices: expected the prices of input and output tokens, and optionally of cached ones."
+        yield (), message
     if (settings.background_concurrency_per_project or 0) > (settings.background_concurrency or math.inf):
-        raise ConfigError("background_concurrency_per_project must not exceed background_concurrency.")
+        message = "background_concurrency_per_project must not exceed background_concurrency."
+        yield ("background_concurrency",), message
     if settings.body_budget_bytes is not None and settings.body_budget_bytes < settings.max_body_bytes:
-        raise ConfigError("body_budget_bytes must not be less than max_body_bytes.")
+        yield ("body_budget_bytes", "max_body_bytes"), "body_budget_bytes must not be less than max_body_bytes."
     for name in settings.allowed_hosts:
         if not _HOST_NAME.fullmatch(name.strip()):
-            raise ConfigError(f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path.")
-    return settings
+            yield (), f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path."
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -285,27 +319,38 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
 
 
-def _read_table(table: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
-    _check_names(table, _TYPES, origin=origin, deprecated=_DEPRECATED)
-    return {name: _read_setting(name, value, env, origin=f"{origin}: {name}") for name, value in table.items()}
-
-
-def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, text in env.items():
-        if not variable.startswith(_PREFIX) or variable in named:
-            continue
-        name = variable.removeprefix(_PREFIX).lower()
-        if name not in _IN_ENVIRONMENT or variable != variable.upper():
-            known = [f"{_PREFIX}{setting.upper()}" for setting in _IN_ENVIRONMENT]
-            raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
-        if name == "api_keys":
-            values[name] = _read_keys(_parse_key_list(text, origin=variable), env, origin=variable)
-        elif name in ("seal_keys", "agent_tools", "allowed_hosts", "outbound_allow"):
-            values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
-        elif text:  # an empty variable counts as not set
-            values[name] = _read_setting(name, text, env, origin=variable, strict=False)
+def _read_table(
+    table: Mapping[str, Any], env: Mapping[str, str], found: ProblemCollector, *, origin: str
+) -> dict[str, Any]:
+    values = {}
+    for name, value in table.items():
+        with found.collect():
+            if name not in _DEPRECATED:
+                check_name(name, _TYPES, origin=origin)
+            values[name] = _read_setting(name, value, env, origin=f"{origin}: {name}")
     return values
+
+
+def _read_environment(
+    env: Mapping[str, str], named: set[str], values: dict[str, Any], found: ProblemCollector
+) -> list[str]:
+    """Add the settings of the environment to `values`. Return warnings about the variables that are ignored."""
+    ignored = []
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX) or variable in named:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in _IN_ENVIRONMENT or variable != variable.upper() or is_service_link(variable, text):
+            ignored.append(variable)
+            continue
+        with found.collect():
+            if name == "api_keys":
+                values[name] = _read_keys(read_keys_of_list(text, origin=variable), env, origin=variable)
+            elif name in ("seal_keys", "agent_tools", "allowed_hosts", "outbound_allow"):
+                values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
+            elif text:  # an empty variable counts as not set
+                values[name] = _read_setting(name, text, env, origin=variable, strict=False)
+    return list(describe_ignored_variables(ignored, _IN_ENVIRONMENT))
 
 
 def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str, strict: bool = True) -> Any:
@@ -318,25 +363,12 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
     if name in _TABLES:
         return _read_table_of(value, _TABLES[name], env, origin=origin)
     if name == "mcp_servers":
-        tables = _convert(value, dict[str, dict[str, Any]], origin=origin)
-        return {
-            each: _read_table_of(table, McpServerSettings, env, origin=f"{origin}.{each}")
-            for each, table in tables.items()
-        }
+        return _read_mcp_servers(value, env, origin=origin)
     if name == "dbos":
         return _read_dbos(value, env, origin=origin)
     if name == "data_dir":
-        return _expand_path(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
-    return _convert(value, _TYPES[name], origin=origin, strict=strict)
-
-
-def _convert(value: Any, kind: Any, *, origin: str, strict: bool = True) -> Any:
-    if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
-        raise ConfigError(f"{origin}: {value!r} is not one of {', '.join(get_args(kind))}.")
-    try:
-        return msgspec.convert(value, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {error}.") from None
+        return expand_path(convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
+    return convert(value, _TYPES[name], origin=origin, strict=strict)
 
 
 class _KeyEntry(Struct):
@@ -346,42 +378,41 @@ class _KeyEntry(Struct):
 
 
 def _read_keys(value: Any, env: Mapping[str, str], *, origin: str) -> tuple[ApiKey, ...]:
+    found = ProblemCollector()
     keys: dict[str, ApiKey] = {}
-    for index, table in enumerate(_convert(value, list[dict[str, Any]], origin=origin)):
+    for index, table in enumerate(convert(value, list[dict[str, Any]], origin=origin)):
         where = f"{origin}[{index}]"
-        _check_names(table, _KeyEntry.__struct_fields__, origin=where)
-        entry: _KeyEntry = _convert(table, _KeyEntry, origin=where)
-        if (entry.key is None) == (entry.key_env is None):
-            raise ConfigError(f"{where}: set either key or key_env.")
-        key = entry.key if entry.key_env is None else _read_variable(entry.key_env, env, origin=f"{where}.key_env")
-        if not key or not key.isprintable() or key != key.strip():
-            raise ConfigError(f"{where}: a key must be a non-empty line of text without spaces around it.")
-        if key in keys:
-            raise ConfigError(f"{where}: duplicate key.")
-        keys[key] = ApiKey(key=key, project=entry.project)
+        with found.collect():
+            key = _read_key(table, env, origin=where)
+            if key.key in keys:
+                raise ConfigError(f"{where}: duplicate key.")
+            keys[key.key] = key
+    found.raise_any()
     return tuple(keys.values())
 
 
-def _parse_key_list(text: str, *, origin: str) -> list[dict[str, str]]:
-    """Parse `key1,key2:project`. An empty key is an error, because a missing secret must not open the server."""
-    entries: list[dict[str, str]] = []
-    for part in text.split(","):
-        key, colon, project = part.strip().rpartition(":")
-        if not (key if colon else project):
-            raise ConfigError(f"{origin}: empty key; the format is key1,key2:project.")
-        entries.append({"key": key, "project": project} if colon else {"key": project})
-    return entries
+def _read_key(table: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> ApiKey:
+    entry: _KeyEntry = convert_table(table, _KeyEntry, origin=origin)
+    if (entry.key is None) == (entry.key_env is None):
+        raise ConfigError(f"{origin}: set either key or key_env.")
+    key = entry.key if entry.key_env is None else read_variable(entry.key_env, env, origin=f"{origin}.key_env")
+    if not key or not key.isprintable() or key != key.strip():
+        raise ConfigError(f"{origin}: a key must be a non-empty line of text without spaces around it.")
+    return ApiKey(key=key, project=entry.project)
 
 
 def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[str, BackendSettings]:
+    found = ProblemCollector()
     backends: dict[str, BackendSettings] = {}
-    for name, table in _convert(value, dict[str, dict[str, Any]], origin=origin).items():
+    for name, table in convert(value, dict[str, dict[str, Any]], origin=origin).items():
         where = f"{origin}.{name}"
         options = dict(table)
         kind = options.pop("kind", None)
-        if not isinstance(kind, str) or not kind:
-            raise ConfigError(f'{where}: a backend needs a kind, as in kind = "embedded".')
-        backends[name] = BackendSettings(kind=kind, options=_resolve_variables(options, env, origin=where))
+        with found.collect():
+            if not isinstance(kind, str) or not kind:
+                raise ConfigError(f'{where}: a backend needs a kind, as in kind = "embedded".')
+            backends[name] = BackendSettings(kind=kind, options=resolve_variables(options, env, origin=where))
+    found.raise_any()
     if not backends:
         raise ConfigError(f"{origin}: at least one backend is required.")
     return backends
@@ -389,24 +420,35 @@ def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[s
 
 def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
     """Parse `name = "backend/model"`, or an array of such targets with the fallbacks."""
+    found = ProblemCollector()
     models: dict[str, tuple[str, ...]] = {}
-    for name, targets in _convert(value, dict[str, str | list[str]], origin=origin).items():
+    for name, targets in convert(value, dict[str, str | list[str]], origin=origin).items():
         models[name] = (targets,) if isinstance(targets, str) else tuple(targets)
         if not name or not models[name] or not all(models[name]):
-            raise ConfigError(
+            found.problems.append(
                 f'{origin}.{name}: a target is a backend or backend/model, as in "local" or "local/some-model".'
             )
+    found.raise_any()
     return models
+
+
+def _read_mcp_servers(value: Any, env: Mapping[str, str], *, origin: str) -> dict[str, McpServerSettings]:
+    found = ProblemCollector()
+    servers: dict[str, McpServerSettings] = {}
+    for name, table in convert(value, dict[str, dict[str, Any]], origin=origin).items():
+        with found.collect():
+            servers[name] = _read_table_of(table, McpServerSettings, env, origin=f"{origin}.{name}")
+    found.raise_any()
+    return servers
 
 
 def _read_table_of(value: Any, kind: type[Struct], env: Mapping[str, str], *, origin: str) -> Any:
     """Parse a table of settings. Secrets in it, and in the tables inside it, may come from the environment."""
-    table = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
-    _check_names(table, kind.__struct_fields__, origin=origin)
+    table = resolve_variables(convert(value, dict[str, Any], origin=origin), env, origin=origin)
     for name, inner in table.items():
         if isinstance(inner, dict):
-            table[name] = _resolve_variables(inner, env, origin=f"{origin}.{name}")
-    return _convert(table, kind, origin=origin)
+            table[name] = resolve_variables(inner, env, origin=f"{origin}.{name}")
+    return convert_table(table, kind, origin=origin)
 
 
 class _Dbos(Struct, frozen=True):
@@ -419,9 +461,8 @@ class _Dbos(Struct, frozen=True):
 def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> _Dbos:
     if value is False:
         return _Dbos(warnings=(f"{origin}: deprecated and without effect. Remove it.",))
-    table = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
-    _check_names(table, _DbosTable.__struct_fields__, origin=origin)
-    settings: _DbosTable = _convert(table, _DbosTable, origin=origin)
+    table = resolve_variables(convert(value, dict[str, Any], origin=origin), env, origin=origin)
+    settings: _DbosTable = convert_table(table, _DbosTable, origin=origin)
     if (settings.concurrency_per_project or 0) > (settings.concurrency or math.inf):
         raise ConfigError(f"{origin}: concurrency_per_project must not exceed concurrency.")
     limits = {f"background_{name}": getattr(settings, name) for name in _LIMITS if name in table}
@@ -433,64 +474,3 @@ def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> _Dbos:
         if name in table
     ]
     return _Dbos(limits=limits, warnings=tuple(warnings))
-
-
-def _resolve_variables(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
-    """Replace each option `NAME_env = "VARIABLE"` by NAME with the value of that environment variable."""
-    resolved: dict[str, Any] = {}
-    for name, value in options.items():
-        option = name.removesuffix("_env")
-        if option in resolved or (option != name and option in options):
-            raise ConfigError(f"{origin}: set either {option} or {option}_env.")
-        resolved[option] = value if option == name else _read_variable(value, env, origin=f"{origin}.{name}")
-    return resolved
-
-
-def _read_variable(variable: Any, env: Mapping[str, str], *, origin: str) -> str:
-    value = env.get(variable) if isinstance(variable, str) else None
-    if not value:
-        # If the value is not a plausible variable name, it may be the secret itself. It must not appear in the log.
-        is_name = isinstance(variable, str) and variable.isidentifier() and variable.isupper()
-        raise ConfigError(f"{origin}: the environment variable{f' {variable}' if is_name else ''} is not set.")
-    return value
-
-
-def _find_named_variables(value: Any) -> Iterable[str]:
-    """Yield the environment variables that a file names. They are not settings, even if they start with ANTIPHON_."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if name.endswith("_env") and isinstance(inner, str):
-                yield inner
-            yield from _find_named_variables(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _find_named_variables(inner)
-
-
-def _check_names(
-    names: Iterable[str], known: Collection[str], *, origin: str, deprecated: Collection[str] = ()
-) -> None:
-    for name in names:
-        if name not in known and name not in deprecated:
-            raise ConfigError(f"{origin}: unknown setting '{name}'. {_suggest(name, known)}")
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"Did you mean {matches[0]}?" if matches else f"Allowed: {', '.join(sorted(known))}."
-
-
-def _default_data_dir(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_DATA_HOME", "")
-    # The XDG specification requires that a relative path is ignored.
-    return (Path(base) if Path(base).is_absolute() else _home(env) / ".local" / "share") / "antiphon"
-
-
-def _expand_path(text: str, env: Mapping[str, str]) -> Path:
-    first, *rest = Path(text).parts or (".",)
-    return (_home(env).joinpath(*rest) if first == "~" else Path(text)).absolute()
-
-
-def _home(env: Mapping[str, str]) -> Path:
-    home = env.get("HOME")
-    return Path(home) if home else Path.home()

@@ -38,6 +38,36 @@ def test_printed_curl_command_works_with_key_and_wildcard_address(serve, monkeyp
         assert json.loads(done.stdout)["status"] == "completed"
 
 
+def test_server_on_other_addresses_needs_a_key(script, capfd):
+    assert main(["serve", "--script", str(script), "--host", "0.0.0.0", "--port", "0", "--store", "memory:"]) == 1
+    assert capfd.readouterr() == (
+        "",
+        (
+            "antiphon: host: 0.0.0.0 is reachable from other machines, and the server has no API key. Set api_keys "
+            "(ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use the server who can reach it, use "
+            "--insecure (insecure = true).\n"
+        ),
+    )
+
+
+def test_insecure_server_on_other_addresses_starts_with_a_warning(serve, home):
+    with (home / "log").open("w") as log, serve("--host", "0.0.0.0", "--insecure", "--store", "memory:", log=log):
+        pass
+    assert "insecure: anyone who can reach 0.0.0.0 can use this server, because it has no API keys" in (
+        (home / "log").read_text()
+    )
+
+
+def test_server_starts_among_the_variables_of_a_kubernetes_service(serve, home, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_PORT", "tcp://10.0.0.1:8484")
+    monkeypatch.setenv("ANTIPHON_SERVICE_HOST", "10.0.0.1")
+    with (home / "log").open("w") as log, serve("--store", "memory:", log=log):
+        pass
+    assert "Ignored as addresses of a Kubernetes Service: ANTIPHON_PORT, ANTIPHON_SERVICE_HOST." in (
+        (home / "log").read_text()
+    )
+
+
 def test_banner_of_a_stateless_server_shows_no_data(serve, home):
     with serve("--stateless") as server:
         assert server.banner[2] == "  data    not stored"

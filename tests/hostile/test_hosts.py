@@ -105,7 +105,7 @@ def test_every_host_is_accepted_with_a_key(victim: StartVictim) -> None:
 
 
 def test_server_on_all_addresses_accepts_addresses_but_no_names(victim: StartVictim) -> None:
-    server = victim(store="memory:", host="0.0.0.0")
+    server = victim(store="memory:", host="0.0.0.0", insecure=True)
     hosts = ("192.168.1.7:8484", "[2001:db8::1]", "0.0.0.0:8484", "localhost", "evil.example", "host.docker.internal")
     answers = [ask(server, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n") for host in hosts]
     assert list(map(read_status, answers)) == [200, 200, 200, 200, 403, 403]

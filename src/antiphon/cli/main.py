@@ -82,6 +82,12 @@ def _add_serve(commands: Commands) -> None:
         default=None,
         help="store nothing: requests must contain their whole history",
     )
+    command.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="listen on an address of other machines although there is no API key: anyone there can use the server",
+    )
     source = command.add_mutually_exclusive_group()
     source.add_argument(
         "--model", metavar="NAME", help="run this model in the server process: a downloaded model or a .gguf file"

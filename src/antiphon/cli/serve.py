@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
-from antiphon.cli.settings import load_settings, reachable_url, upstream_backend
+from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
 from antiphon.config import Settings, hide_password
 from antiphon.engine.assembly import build_engine
 from antiphon.engine.engine import Engine
@@ -17,12 +17,13 @@ from antiphon.server.process import serve
 
 def run(arguments: Namespace) -> int:
     backends = _choose_backends(arguments)
-    settings = load_settings(
+    settings = read_settings(
         arguments,
         host=arguments.host,
         port=arguments.port,
         store=arguments.store,
         stateless=arguments.stateless,
+        insecure=arguments.insecure,
         backends=backends,
     )
     configure_logging(settings)

@@ -1,7 +1,10 @@
 """The settings of a command: those of config.py, overridden by options of the command line."""
 
+import sys
 from argparse import Namespace
 from typing import Any
+
+import msgspec
 
 from antiphon.config import Settings, environment, load
 from antiphon.errors import ConfigError
@@ -11,7 +14,15 @@ UPSTREAM_KINDS = {"chat": "chat_completions", "responses": "responses", "anthrop
 
 
 def load_settings(arguments: Namespace, **overrides: Any) -> Settings:
-    """Load the settings. Overrides that are None were not given."""
+    """Load the settings and print their warnings. Overrides that are None were not given."""
+    settings = read_settings(arguments, **overrides)
+    for warning in settings.warnings:
+        print(f"antiphon: warning: {warning}", file=sys.stderr)
+    return msgspec.structs.replace(settings, warnings=())
+
+
+def read_settings(arguments: Namespace, **overrides: Any) -> Settings:
+    """Load the settings, for a command that prints or logs their warnings itself."""
     # A variable that an option names is not a setting, even if its name starts with ANTIPHON_.
     named = {value for name, value in vars(arguments).items() if name.endswith("_env")}
     variables = {name: value for name, value in environment().items() if name not in named}

@@ -31,7 +31,7 @@ class HostRules:
         self._accepts_all = "*" in names
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
         self._names = names | {"localhost"}
-        self._accepts_addresses = not (host.lower() == "localhost" or _is_loopback(host))
+        self._accepts_addresses = not (host.lower() == "localhost" or is_loopback(host))
         if self._accepts_addresses:
             machine = socket.gethostname().lower()
             short = machine.partition(".")[0]
@@ -55,7 +55,7 @@ class HostRules:
     def _accepts(self, name: str) -> bool:
         if self._accepts_all or name in self._names or (self._suffixes and name.endswith(self._suffixes)):
             return True
-        return _is_address(name) if self._accepts_addresses else _is_loopback(name)
+        return _is_address(name) if self._accepts_addresses else is_loopback(name)
 
 
 def _parse_host(header: bytes) -> str:
@@ -74,7 +74,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Return True if a text is a loopback address, also as an IPv4 address in IPv6."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:

@@ -24,6 +24,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.connections import ServerLimits
+from antiphon.server.exposure import check_exposure
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
@@ -49,8 +50,12 @@ _RETAINED_BYTES = 8 * 1024 * 1024
 def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until a signal stops the process. Call `on_ready` with the server's URL once it accepts requests.
 
-    Raises ConfigError if the address is not available, and any error of the engine's start.
+    Raises ConfigError if the address is not available, or other machines could use the server without a key, and any
+    error of the engine's start.
     """
+    warning = check_exposure(settings)
+    if warning is not None:
+        logger.warning("%s", warning)
     return_large_memory()
     settings = fit_connections(settings, raise_descriptor_limit())
     with bind_socket(settings) as listener:
