@@ -194,6 +194,13 @@ def test_file_is_copied_by_its_id_once(client: openai.OpenAI) -> None:
     assert refusal == (404, "file_id", None)
 
 
+def test_container_whose_files_cannot_be_copied_is_not_created(client: openai.OpenAI) -> None:
+    file_ids = [client.files.create(file=("a.txt", b"x" * 60), purpose="user_data").id for _ in range(2)]
+    refused = refuse(lambda: client.containers.create(name="work", file_ids=file_ids))
+    assert refused == (400, "file", "container_limit_reached")
+    assert list(client.containers.list()) == []
+
+
 def test_file_needs_a_form_or_an_id(server: LiveServer, client: openai.OpenAI) -> None:
     container = client.containers.create(name="work")
     headers = {"authorization": "Bearer sk-ada", "content-type": "application/json"}

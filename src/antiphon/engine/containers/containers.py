@@ -122,7 +122,7 @@ class Containers:
     # Containers
 
     async def create(self, project: str, body: CreateContainer, *, container_id: str | None = None) -> Container:
-        """Create a container. Raises RateLimited if the project has too many."""
+        """Create a container. Raises RateLimited if the project has too many. An error leaves no container."""
         self.check_options(body, param="")
         if body.skills:
             raise UnsupportedParameter("This server has no skills.", param="skills")
@@ -141,9 +141,13 @@ class Containers:
             await self._store.create_container(project, row, limits=self._limits)
         except ContainerLimitReached as error:
             raise self._explain(error) from None
-        await asyncio.to_thread(self._folders.create, row.id)
-        for index, file_id in enumerate(body.file_ids or ()):
-            await self.copy_file(project, row.id, file_id, param=f"file_ids[{index}]")
+        try:
+            await asyncio.to_thread(self._folders.create, row.id)
+            for index, file_id in enumerate(body.file_ids or ()):
+                await self.copy_file(project, row.id, file_id, param=f"file_ids[{index}]")
+        except BaseException:
+            await asyncio.shield(self.delete(project, row.id))
+            raise
         return _show(row, self._now())
 
     def check_options(self, options: CreateContainer | AutoContainer, *, param: str) -> None:
