@@ -452,6 +452,8 @@ async def test_private_server_url_is_refused() -> None:
         ({"server_url": None, "connector_id": "connector_gmail"}, "tools[0].connector_id", "invalid_value"),
         ({"connector_id": "x"}, "tools[0]", "invalid_value"),
         ({"server_url": "ftp://example.com"}, "tools[0].server_url", "invalid_value"),
+        ({"server_url": "http://exam]ple.com/"}, "tools[0].server_url", "invalid_value"),
+        ({"server_url": "http://us[er:pw]@example.com/"}, "tools[0].server_url", "invalid_value"),
         ({"tunnel_id": "tunnel_1"}, "tools[0].tunnel_id", "unsupported_parameter"),
         ({"headers": {"bad name": "x"}}, "tools[0].headers", "invalid_value"),
         ({"headers": {"X": "a\r\nY: b"}}, "tools[0].headers", "invalid_value"),

@@ -54,7 +54,7 @@ def find_target(
             label=tool.server_label,
             key=("url", project, tool.server_url, _digest(headers)),
             transports=[make(tool.server_url, headers, rules) for make in (connect_http, connect_sse)],
-            secrets=_collect_secrets(headers, {"password": unquote(urlsplit(tool.server_url).password or "")}),
+            secrets=_collect_secrets(headers, {"password": _read_password(tool.server_url, f"{path}.server_url")}),
             timeout=timeout,
             description=tool.server_description,
         )
@@ -123,6 +123,13 @@ def _read_headers(tool: McpTool, path: str) -> dict[str, str]:
         headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
         headers["Authorization"] = f"Bearer {tool.authorization}"
     return headers
+
+
+def _read_password(url: str, param: str) -> str:
+    try:
+        return unquote(urlsplit(url).password or "")
+    except ValueError:
+        raise InvalidRequest(f"Invalid '{param}': the URL is malformed.", param=param, code="invalid_value") from None
 
 
 def _collect_secrets(*sources: Mapping[str, str]) -> frozenset[str]:
