@@ -40,6 +40,16 @@ class ProblemCollector:
         except ConfigError as error:
             self.problems += error.problems if isinstance(error, ConfigProblems) else [error.message]
 
+    @contextmanager
+    def collect_at(self, path: str) -> Iterator[None]:
+        """Catch a ConfigError. Put the path of the setting before a message that does not name it."""
+        before = len(self.problems)
+        with self.collect():
+            yield
+        self.problems[before:] = [
+            text if text.startswith(path) else f"{path}: {text}" for text in self.problems[before:]
+        ]
+
     def raise_any(self) -> None:
         """Raise ConfigProblems if there are any."""
         if self.problems:

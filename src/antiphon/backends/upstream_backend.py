@@ -97,12 +97,15 @@ class ModelCatalog:
     async def refresh(self) -> None:
         """Load the list now. Keep the old one if that fails."""
         try:
-            payload = await self._upstream.get_json(self._path)
-            self._models = self._parse(payload)
+            self._models = await self.fetch()
         except AntiphonError as error:
             logger.warning("backend %s: cannot list models: %s", self._upstream.name, error.message)
         finally:
             self._refreshing = None
+
+    async def fetch(self) -> Sequence[Model]:
+        """Return the list of the upstream, also if the settings name the models. Raises AntiphonError."""
+        return self._parse(await self._upstream.get_json(self._path))
 
     def _parse(self, payload: Any) -> Sequence[Model]:
         models: dict[str, Model] = {}
@@ -197,6 +200,10 @@ class UpstreamBackend:
 
     def models(self) -> Sequence[Model]:
         return self._catalog.models()
+
+    async def fetch_models(self) -> Sequence[Model]:
+        """Request the models of the upstream now, to find out if it can be reached. Raises AntiphonError."""
+        return await self._catalog.fetch()
 
     async def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
         """Send the request of a turn, and return the deltas of its answer.

@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "rotate", "create a new key for encrypted reasoning and compaction items; old items stay readable"
     )
     _add_db(commands)
+    _add_config(commands)
     _add_command(commands, "vacuum", "rewrite the store without unused space, while no server uses it")
     return parser
 
@@ -131,6 +132,16 @@ def _add_db(commands: Commands) -> None:
             )
         elif name == "import":
             part.add_argument("file", nargs="?", type=Path, metavar="FILE", help="export (default: standard input)")
+
+
+def _add_config(commands: Commands) -> None:
+    command = _add_command(commands, "config", "check the settings")
+    parts = command.add_subparsers(title="commands", metavar="COMMAND", dest="config_command", required=True)
+    _add_command(parts, "check", "show all problems of the settings; nothing is started", nested=True)
+    doctor = _add_command(
+        commands, "doctor", "check the settings, store, keys, backends, extras, clock and port, and show what to do"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_chat(commands: Commands) -> None:

@@ -1,7 +1,7 @@
 """Routing: from a model's name to the backends that serve it, in the order in which they are tried."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -175,7 +175,7 @@ class ModelRouter:
     ) -> None:
         self._backends = backends
         self._unsupported = unsupported
-        self._names = {name: [_parse_target(name, target, backends) for target in names[name]] for name in names}
+        self._names = {name: [parse_target(name, target, backends) for target in names[name]] for name in names}
         self._patterns = [name for name in names if "*" in name]
         self._listed: dict[str, ModelRoute] = {}
         self._lists: list[Sequence[Model]] = []
@@ -251,7 +251,8 @@ class ModelRouter:
         return Candidate(name, backend, found)
 
 
-def _parse_target(name: str, target: str, backends: Mapping[str, Backend]) -> tuple[str, str]:
+def parse_target(name: str, target: str, backends: Collection[str]) -> tuple[str, str]:
+    """Return the backend and the model of a target of the model `name`. Raises ConfigError for an unknown backend."""
     backend, _, model = target.partition("/")
     if backend not in backends:
         known = ", ".join(backends)

@@ -1,0 +1,100 @@
+"""`antiphon config check`: show all problems of the settings without starting anything."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+from antiphon.backends.registry import create
+from antiphon.cli.secrets import hide_secrets
+from antiphon.cli.settings import read_settings
+from antiphon.config import Settings, find_file, hide_password
+from antiphon.engine.assembly import make_containers
+from antiphon.engine.sealing import read_secrets
+from antiphon.engine.serve.routing import parse_target
+from antiphon.server.agent import load_agent_tools
+from antiphon.server.exposure import check_exposure
+from antiphon.setting_readers import ConfigProblems, ProblemCollector
+from antiphon.store.location import locate_store
+from antiphon.tools.hosted.base import HostedSetup
+from antiphon.tools.hosted.registry import create_hosted_tools
+from antiphon.upstream.addresses import OutboundRules
+
+
+def run(arguments: Namespace) -> int:
+    try:
+        settings = read_settings(arguments)
+    except ConfigProblems as error:
+        problems, warnings, summary = list(error.problems), [], []
+    else:
+        found = [*find_problems(settings), *find_backend_problems(settings)]
+        problems = [hide_secrets(problem, settings) for problem in found]
+        warnings = find_warnings(settings)
+        summary = list(_summarize(settings, str(find_file(arguments.config) or "none")))
+    for warning in warnings:
+        print(f"warning: {warning}")
+    for problem in problems:
+        print(f"problem: {' '.join(problem.split())}")
+    if problems:
+        return 1
+    print("ok", *summary, sep="\n  ")
+    return 0
+
+
+def find_problems(settings: Settings) -> list[str]:
+    """Return the problems, apart from those of backends, with which a server would not start.
+
+    Nothing is opened, created or requested. The modules of `agent_tools` are imported, as a server does.
+    """
+    found = ProblemCollector()
+    with found.collect():
+        check_exposure(settings)
+    store = None
+    with found.collect_at("store"):
+        store = locate_store("memory:" if settings.stateless else settings.store)
+    with found.collect():
+        if store is not None:
+            make_containers(settings, store)
+    for model, targets in settings.models.items():
+        for target in targets:
+            with found.collect():
+                parse_target(model, target, settings.backends)
+    with found.collect():
+        if settings.seal_keys:
+            read_secrets(settings.seal_keys, origin="seal_keys")
+    with found.collect():
+        OutboundRules.parse(settings.outbound_allow)
+    with found.collect():
+        if not settings.stateless:
+            create_hosted_tools(HostedSetup(settings=settings))
+    with found.collect():
+        if settings.agent_tools:
+            load_agent_tools(settings)
+    return found.problems
+
+
+def find_backend_problems(settings: Settings) -> list[str]:
+    """Return the problems of the options of backends. A model is not loaded, but its weights must exist."""
+    found = ProblemCollector()
+    for name, backend in settings.backends.items():
+        with found.collect_at(f"backends.{name}"):
+            create(backend.kind, name=name, options=backend.options, data_dir=settings.data_dir)
+    return found.problems
+
+
+def find_warnings(settings: Settings) -> list[str]:
+    """Return the warnings that a server with these settings would log."""
+    found = ProblemCollector()
+    exposure = None
+    with found.collect():
+        exposure = check_exposure(settings)
+    return [*settings.warnings, *([exposure] if exposure else [])]
+
+
+def _summarize(settings: Settings, file: str) -> Iterator[str]:
+    projects = sorted({key.project for key in settings.api_keys})
+    yield f"file      {file}"
+    yield f"address   {settings.host}, port {settings.port}"
+    yield f"store     {'none: stateless' if settings.stateless else hide_password(settings.store)}"
+    yield f"keys      {len(settings.api_keys)}" + (f", of the projects {', '.join(projects)}" if projects else "")
+    yield f"backends  {', '.join(f'{name} ({backend.kind})' for name, backend in settings.backends.items())}"
+    if settings.models:
+        yield f"models    {', '.join(settings.models)}"

@@ -1,0 +1,287 @@
+"""The checks of `antiphon doctor`. Each has a short timeout and changes nothing."""
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import time
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
+from antiphon.backends.registry import create
+from antiphon.backends.upstream_backend import UpstreamBackend
+from antiphon.cli.config import find_problems, find_warnings
+from antiphon.cli.extras import find_missing_packages
+from antiphon.cli.settings import server_url
+from antiphon.config import BackendSettings, Settings, find_file, hide_password
+from antiphon.engine.assembly import SEAL_FILE
+from antiphon.engine.sealing import load_secrets, read_secrets
+from antiphon.errors import AntiphonError, ConfigError
+from antiphon.server.process import bind_socket
+from antiphon.store.condition import StoreCondition
+from antiphon.store.location import is_postgres, locate_store
+from antiphon.store.sqlite.store import SqliteStore
+from antiphon.upstream.error_mapping import REFUSED
+
+_TIMEOUT_SECONDS = 5.0
+_PROBE_SECONDS = 2.0
+_MAX_CLOCK_OFFSET = 5.0
+_DAY = 24 * 60 * 60
+# Free space below this multiple of `store_min_free_bytes` is a warning.
+_LOW_SPACE_FACTOR = 16
+_OTHER_USERS = 0o077
+_GGUF = b"GGUF"
+_SHOWN_MODELS = 5
+_OK = 200
+_SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
+
+Status = Literal["ok", "warning", "problem"]
+
+
+class Finding(Struct, frozen=True):
+    """The result of one check."""
+
+    name: str
+    status: Status
+    message: str
+    advice: str = ""
+
+
+def ok(name: str, message: str) -> Finding:
+    return Finding(name, "ok", message)
+
+
+def warning(name: str, message: str, advice: str) -> Finding:
+    return Finding(name, "warning", message, advice)
+
+
+def problem(name: str, message: str, advice: str) -> Finding:
+    return Finding(name, "problem", message, advice)
+
+
+async def check_server(settings: Settings, config: Path | None) -> list[Finding]:
+    """Run all checks for a server with these settings."""
+    checks = [_run_check("store", check_store(settings)), _run_check("seal keys", check_seal_keys(settings))]
+    checks += [
+        _run_check(f"backend {name}", check_backend(name, backend, settings))
+        for name, backend in settings.backends.items()
+    ]
+    checks.append(_run_check("port", check_port(settings)))
+    results = await asyncio.gather(*checks)
+    findings = check_settings(settings, config)
+    for found in results:
+        findings += found
+    return [*findings, *check_extras(settings), check_clock()]
+
+
+async def _run_check(name: str, check: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
+    try:
+        return await asyncio.wait_for(check, _TIMEOUT_SECONDS)
+    except TimeoutError:
+        return [problem(name, f"no answer within {_TIMEOUT_SECONDS:g} seconds", "Check the address and the network.")]
+    except (AntiphonError, OSError) as error:
+        return [problem(name, " ".join(str(error).split()), "Correct this, then run the command again.")]
+
+
+def check_settings(settings: Settings, config: Path | None) -> list[Finding]:
+    findings = [problem("settings", " ".join(text.split()), _SETTINGS_ADVICE) for text in find_problems(settings)]
+    findings += [warning("settings", text, "A server starts nevertheless.") for text in find_warnings(settings)]
+    return findings or [ok("settings", str(find_file(config) or "no file: the defaults and the environment"))]
+
+
+async def check_store(settings: Settings) -> list[Finding]:
+    if settings.stateless or settings.store.startswith("memory:"):
+        return [ok("store", "in memory: nothing is stored on disk")]
+    shown = hide_password(settings.store)
+    if is_postgres(settings.store):
+        from antiphon.store.postgres.inspection import inspect_database
+
+        return list(_judge_store(shown, await inspect_database(settings.store)))
+    store = locate_store(settings.store)
+    assert isinstance(store, SqliteStore)
+    path = store.path.absolute()
+    findings: list[Finding] = []
+    if path.exists():
+        from antiphon.store.sqlite.inspection import inspect_file
+
+        findings += _judge_store(shown, await asyncio.to_thread(inspect_file, path))
+        if path.stat().st_mtime > time.time() + _DAY:
+            findings.append(warning("clock", f"{path} was changed in the future", "Check the date of this machine."))
+    else:
+        findings.append(_judge_new_file(path))
+    findings.append(_check_disk(path, settings.store_min_free_bytes))
+    return findings
+
+
+def _judge_store(shown: str, condition: StoreCondition) -> Iterable[Finding]:
+    schema, newest = condition.schema, condition.newest
+    if schema > newest:
+        text = f"{shown} has schema version {schema}, this program supports up to {newest}"
+        yield problem("store", text, "Update Antiphon, or use another store.")
+    elif condition.refusal is not None:
+        text = f"{shown} cannot be written to: {condition.refusal}"
+        yield problem("store", text, "Check the permissions, and that no other program holds a lock on it.")
+    elif schema < newest:
+        state = f"schema version {schema}, {newest} is current" if schema else "no tables yet"
+        yield warning("store", f"{shown}: {state}", "The next start changes this, or: antiphon db migrate")
+    else:
+        yield ok("store", f"{shown}, schema version {schema}, can be written to")
+    if abs(condition.clock_offset) > _MAX_CLOCK_OFFSET:
+        text = f"the clock of the database differs by {condition.clock_offset:+.0f} seconds"
+        yield warning("clock", text, "Synchronize the clocks of both machines, for example with NTP.")
+
+
+def _judge_new_file(path: Path) -> Finding:
+    folder = _find_existing_folder(path)
+    if not folder.is_dir():
+        return problem("store", f"{folder} is not a folder", "Set another store.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return problem("store", f"{path} cannot be created: no permission for {folder}", "Change the permissions.")
+    return ok("store", f"{path} does not exist yet: the first start creates it")
+
+
+def _find_existing_folder(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def _check_disk(path: Path, min_free: int) -> Finding:
+    folder = _find_existing_folder(path)
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e9:.1f} GB are free at {folder}"
+    if free < min_free:
+        return problem("disk", text, "Free some space: below store_min_free_bytes the server is not ready.")
+    if free < _LOW_SPACE_FACTOR * min_free:
+        return warning("disk", text, "Free some space, or shorten retention_days.")
+    return ok("disk", text)
+
+
+async def check_seal_keys(settings: Settings) -> list[Finding]:
+    if settings.seal_keys:
+        count = len(read_secrets(settings.seal_keys, origin="seal_keys"))
+        return [ok("seal keys", f"{count} in the settings")]
+    path = settings.data_dir / SEAL_FILE
+    if not path.exists():
+        return [ok("seal keys", f"{path} does not exist yet: the first start creates it")]
+    count = len(load_secrets(path))
+    if path.stat().st_mode & _OTHER_USERS:
+        return [warning("seal keys", f"other users may access {path}", f"Run: chmod 600 {path}")]
+    return [ok("seal keys", f"{count} in {path}")]
+
+
+async def check_backend(name: str, configured: BackendSettings, settings: Settings) -> list[Finding]:
+    title = f"backend {name}"
+    try:
+        backend = create(configured.kind, name=name, options=configured.options, data_dir=settings.data_dir)
+    except ConfigError as error:
+        return [problem(title, error.message, "Correct this. 'antiphon models' lists the models of all backends.")]
+    if configured.kind == "embedded":
+        return [_check_weights(title, configured, settings)]
+    if isinstance(backend, UpstreamBackend):
+        return [await _check_upstream(title, configured.kind, backend)]
+    await backend.start()
+    try:
+        models = backend.models()
+    finally:
+        await backend.close()
+    return [_judge_models(title, configured.kind, [model.id for model in models])]
+
+
+def _check_weights(title: str, configured: BackendSettings, settings: Settings) -> Finding:
+    path = configured.options.get("weights")
+    model = configured.options.get("model", DEFAULT_MODEL)
+    weights = find_weights(model, path=Path(path) if path else None, folder=settings.data_dir / "models")
+    with weights.open("rb") as file:
+        if file.read(len(_GGUF)) != _GGUF:
+            return problem(title, f"{weights} is not a GGUF file", f"Get the model again: antiphon pull {model}")
+    return ok(title, f"embedded, weights of {model}: {weights} ({weights.stat().st_size / 1e6:.0f} MB)")
+
+
+async def _check_upstream(title: str, kind: str, backend: UpstreamBackend) -> Finding:
+    await backend.upstream.start()
+    try:
+        models = await backend.fetch_models()
+    except AntiphonError as error:
+        if error.code == REFUSED and backend.upstream.options.models is not None:
+            text = f"{kind}, reachable, but it does not list its models"
+            return warning(title, text, "The configured models are served. Check base_url if requests fail.")
+        return problem(title, error.message, "Check base_url, the key, and that the upstream is running.")
+    finally:
+        await backend.upstream.close()
+    return _judge_models(title, kind, [model.id for model in models])
+
+
+def _judge_models(title: str, kind: str, models: list[str]) -> Finding:
+    if not models:
+        return warning(title, f"{kind}, reachable, but it lists no models", "Load a model there, or set models here.")
+    more = f" and {len(models) - _SHOWN_MODELS} more" if len(models) > _SHOWN_MODELS else ""
+    return ok(title, f"{kind}, reachable, models: {', '.join(models[:_SHOWN_MODELS])}{more}")
+
+
+def check_extras(settings: Settings) -> list[Finding]:
+    missing = find_missing_packages()
+    needed = {"embedded"} if any(each.kind == "embedded" for each in settings.backends.values()) else set()
+    if is_postgres(settings.store) and not settings.stateless:
+        needed.add("postgres")
+    if settings.mcp_servers:
+        needed.add("mcp")
+    findings = [
+        problem("extras", f"{extra} needs {', '.join(missing[extra])}", f"Run: pip install 'antiphon[{extra}]'")
+        for extra in sorted(needed)
+        if missing.get(extra)
+    ]
+    installed = ", ".join(extra for extra, packages in missing.items() if not packages) or "none"
+    others = ", ".join(extra for extra, packages in missing.items() if packages and extra not in needed)
+    absent = f"; not installed and not needed by the settings: {others}" if others else ""
+    return [*findings, ok("extras", f"installed: {installed}{absent}")]
+
+
+def check_clock() -> Finding:
+    now = time.time()
+    # The files of this program were installed in the past.
+    if now < Path(__file__).stat().st_mtime - _DAY:
+        text = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(now))} UTC is before this program was installed"
+        return problem("clock", text, "Set the date of this machine, for example with NTP.")
+    return ok("clock", f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(now))} UTC")
+
+
+async def check_port(settings: Settings) -> list[Finding]:
+    try:
+        bind_socket(settings).close()
+    except ConfigError as error:
+        found = await asyncio.to_thread(_probe_server, server_url(settings))
+        return [found or problem("port", error.message, "Set another port or host, or stop the other program.")]
+    if not settings.port:
+        return [ok("port", "0: a server selects a free port")]
+    return [ok("port", f"{settings.port} on {settings.host} is free: no server is running")]
+
+
+def _probe_server(url: str) -> Finding | None:
+    """Return a finding about the server at an address, or None if it is not this program."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_PROBE_SECONDS)
+    try:
+        _, greeting = _get(connection, "/")
+        if greeting.get("name") != "antiphon":
+            return None
+        status, answer = _get(connection, "/readyz")
+    except (OSError, ValueError, AttributeError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    if status == _OK:
+        return ok("port", f"a server is running at {url} and is ready")
+    reason = answer.get("error", {}).get("message", f"status {status}")
+    return warning("port", f"a server is running at {url} and is not ready: {reason}", "See the log of the server.")
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> tuple[int, dict[str, Any]]:
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    payload: dict[str, Any] = json.loads(answer.read(65536))
+    return answer.status, payload

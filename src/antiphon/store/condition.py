@@ -1,0 +1,16 @@
+"""The condition of the database of a store, found without changing it."""
+
+from msgspec import Struct
+
+
+class StoreCondition(Struct, frozen=True, kw_only=True):
+    """The facts about a database.
+
+    `schema` is its version, 0 for a new database, and `newest` the version that this program needs. `refusal` is the
+    reason why nothing can be written now. `clock_offset` is the time of the database's clock after ours, in seconds.
+    """
+
+    schema: int
+    newest: int
+    refusal: str | None = None
+    clock_offset: float = 0.0

@@ -1,0 +1,35 @@
+"""Inspection of a SQLite store that a server may be using."""
+
+import sqlite3
+from pathlib import Path
+
+from antiphon.errors import ConfigError
+from antiphon.store.condition import StoreCondition
+from antiphon.store.sqlite.migrations import read_migrations
+
+_LOCK_SECONDS = 2.0
+
+
+def inspect_file(path: Path) -> StoreCondition:
+    """Return the condition of an existing file. Raises ConfigError if it cannot be opened."""
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_LOCK_SECONDS, isolation_level=None
+        )
+        try:
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            refusal = _find_refusal(connection)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise ConfigError(f"The store {path} cannot be opened: {error}.") from None
+    return StoreCondition(schema=schema, newest=read_migrations()[-1].version, refusal=refusal)
+
+
+def _find_refusal(connection: sqlite3.Connection) -> str | None:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        return str(error)
+    return None

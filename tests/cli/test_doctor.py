@@ -1,0 +1,251 @@
+"""`antiphon doctor`: each check with its state and what to do, and never a secret."""
+
+import json
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.cli import doctor_checks, extras
+from antiphon.cli.main import main
+from antiphon.config import load
+from antiphon.store.sqlite.migrations import read_migrations
+from support.upstream_server import Reply, json_of, serve
+from support.upstream_thread import ThreadedServer
+
+LISTED = json_of({"data": [{"id": f"m{number}"} for number in range(7)]})
+
+
+@pytest.fixture
+def diagnose(home: Path, script: Path, capfd) -> Callable[..., tuple[int, dict[str, dict[str, str]]]]:
+    """Return a function that runs the command with settings. It returns its status, and the findings by name."""
+
+    def run(text: str = "", *, backends: str = '[backends.demo]\nkind = "scripted"\nscript = "script.json"') -> Any:
+        (home / "antiphon.toml").write_text(f"{text}\n{backends}")
+        status = main(["doctor", "--json"])
+        out, err = capfd.readouterr()
+        assert err == ""
+        assert "secret" not in out
+        report = json.loads(out)
+        found = {finding["name"]: finding for finding in report["checks"]}
+        assert status == (1 if report["status"] == "problem" else 0)
+        return status, found
+
+    return run
+
+
+@pytest.fixture
+def upstream() -> Iterator[Callable[[Reply], str]]:
+    started: list[ThreadedServer] = []
+
+    def start(reply: Reply) -> str:
+        started.append(ThreadedServer(serve([], fixed={"/v1/models": reply})))
+        return started[-1].url
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_new_installation_is_ok_and_nothing_is_created(home, script, capfd):
+    port = free_port()
+    (home / "antiphon.toml").write_text(f'port = {port}\n[backends.demo]\nkind = "scripted"\nscript = "script.json"')
+    assert main(["doctor"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    data = home / ".local/share/antiphon"
+    assert [line for line in lines if " disk " not in line and " clock " not in line and " extras " not in line] == [
+        "ok       settings      antiphon.toml",
+        f"ok       store         {data}/antiphon.db does not exist yet: the first start creates it",
+        f"ok       seal keys     {data}/seal.keys does not exist yet: the first start creates it",
+        "ok       backend demo  scripted, reachable, models: scripted",
+        f"ok       port          {port} on 127.0.0.1 is free: no server is running",
+    ]
+    assert sorted(path.name for path in home.iterdir()) == ["antiphon.toml", "script.json"]
+
+
+def test_running_server_and_its_store_are_recognized(serve, home, diagnose):
+    with serve() as server:
+        port = server.url.rpartition(":")[2]
+        status, found = diagnose(f"port = {port}")
+    newest = read_migrations()[-1].version
+    path = home / ".local/share/antiphon/antiphon.db"
+    assert (status, found["port"]["message"], found["store"]["message"]) == (
+        0,
+        f"a server is running at {server.url} and is ready",
+        f"sqlite:///{path}, schema version {newest}, can be written to",
+    )
+    assert found["seal keys"]["message"] == f"1 in {path.with_name('seal.keys')}"
+
+
+def test_port_of_another_program_is_a_problem(diagnose):
+    other = ThreadedServer(serve([], fixed={"/": json_of({"name": "another"})}))
+    port = other.url.removesuffix("/v1").rpartition(":")[2]
+    status, found = diagnose(f"port = {port}")
+    other.close()
+    assert (status, found["port"]["status"], found["port"]["message"]) == (
+        1,
+        "problem",
+        f"Port {port} on 127.0.0.1 is in use. Stop the other program, or choose another port.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "state", "message"),
+    [
+        (LISTED, "ok", "chat_completions, reachable, models: m0, m1, m2, m3, m4 and 2 more"),
+        (json_of({"data": []}), "warning", "chat_completions, reachable, but it lists no models"),
+        (Reply(status=404), "warning", "chat_completions, reachable, but it does not list its models"),
+        (Reply(status=401, body=b'{"error": {"message": "Bad key sk-upstream-secret"}}'), "problem", None),
+        (Reply(body=b"<html>"), "problem", "The upstream's answer is not JSON."),
+    ],
+)
+def test_upstream_is_requested_for_its_models(upstream, diagnose, reply, state, message):
+    options = f'kind = "chat_completions"\nbase_url = "{upstream(reply)}"\napi_key = "sk-upstream-secret"'
+    status, found = diagnose(backends=f'[backends.up]\n{options}\nmodels = ["m0"]')
+    finding = found["backend up"]
+    assert (status, finding["status"]) == (1 if state == "problem" else 0, state)
+    assert message is None or finding["message"] == message
+    assert (finding["advice"] == "") == (state == "ok")
+
+
+def test_wrong_path_of_an_upstream_is_a_problem(upstream, diagnose):
+    url = upstream(LISTED).removesuffix("/v1")
+    status, found = diagnose(backends=f'[backends.up]\nkind = "responses"\nbase_url = "{url}/v2"')
+    assert (status, found["backend up"]["status"]) == (1, "problem")
+
+
+def test_unreachable_upstream_and_missing_weights_are_problems(diagnose):
+    status, found = diagnose(
+        backends=f"""
+        [backends.up]
+        kind = "responses"
+        base_url = "http://127.0.0.1:{free_port()}/v1"
+        [backends.absent]
+        kind = "embedded"
+        model = "absent-model"
+        """
+    )
+    assert (status, found["backend up"]["status"], found["settings"]["status"]) == (1, "problem", "ok")
+    assert found["backend absent"]["message"] == (
+        "There are no weights for 'absent-model' on this machine. Get them with: antiphon pull absent-model"
+    )
+
+
+def test_weights_must_be_a_gguf_file(home, diagnose):
+    for name, content in (("good", b"GGUF rest"), ("bad", b"<html>")):
+        (home / f"{name}.gguf").write_bytes(content)
+    embedded = '[backends.{0}]\nkind = "embedded"\nmodel = "{0}"\nweights = "{0}.gguf"\n'
+    status, found = diagnose(backends=embedded.format("good") + embedded.format("bad"))
+    assert (status, found["backend good"]["status"], found["backend bad"]["message"]) == (
+        1,
+        "ok",
+        "bad.gguf is not a GGUF file",
+    )
+
+
+def make_database(path: Path, version: int) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "message"),
+    [
+        (10_000, "problem", "has schema version 10000, this program supports up to"),
+        (1, "warning", "schema version 1, "),
+        (0, "warning", "no tables yet"),
+    ],
+)
+def test_schema_version_of_the_store_is_checked(home, diagnose, version, state, message):
+    make_database(home / "store.db", version)
+    _, found = diagnose(f'store = "sqlite:///{home}/store.db"')
+    assert found["store"]["status"] == state
+    assert message in found["store"]["message"]
+
+
+def test_file_that_is_no_database_is_a_problem(home, diagnose):
+    (home / "store.db").write_bytes(b"not a database, " * 100)
+    status, found = diagnose(f'store = "sqlite:///{home}/store.db"')
+    assert (status, found["store"]["message"]) == (
+        1,
+        f"The store {home}/store.db cannot be opened: file is not a database.",
+    )
+
+
+def test_store_that_cannot_be_created_is_a_problem(home, diagnose):
+    (home / "file").touch()
+    status, found = diagnose(f'store = "sqlite:///{home}/file/store.db"')
+    assert (status, found["store"]["message"]) == (1, f"{home}/file is not a folder")
+
+
+def test_full_disk_is_a_problem(home, diagnose):
+    status, found = diagnose(f"store_min_free_bytes = {10**17}")
+    assert (status, found["disk"]["status"]) == (1, "problem")
+
+
+def test_unreachable_database_is_a_problem_without_its_password(diagnose):
+    pytest.importorskip("asyncpg")
+    status, found = diagnose(f'store = "postgresql://ada:pg-secret@127.0.0.1:{free_port()}/antiphon"')
+    assert (status, found["store"]["status"]) == (1, "problem")
+    assert "the connection was refused" in found["store"]["message"]
+
+
+def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):
+    assert main(["db", "migrate", "--store", postgres_url]) == 0
+    capfd.readouterr()
+    _, found = diagnose(f'store = "{postgres_url}"')
+    assert (found["store"]["status"], found["clock"]["status"]) == ("ok", "ok")
+    assert found["store"]["message"].endswith("can be written to")
+
+
+def test_seal_keys_are_checked(home, diagnose):
+    path = home / ".local/share/antiphon/seal.keys"
+    path.parent.mkdir(parents=True)
+    path.write_text("c2VjcmV0")
+    assert diagnose()[1]["seal keys"]["message"] == f"{path}: key 1 is not 32 bytes in base64."
+    path.write_text("A" * 43 + "=")
+    path.chmod(0o644)
+    assert diagnose()[1]["seal keys"] == {
+        "name": "seal keys",
+        "status": "warning",
+        "message": f"other users may access {path}",
+        "advice": f"Run: chmod 600 {path}",
+    }
+
+
+def test_wrong_settings_are_problems(home, script, capfd):
+    (home / "antiphon.toml").write_text('prot = 1\nport = "x"')
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capfd.readouterr().out)
+    assert report["status"] == "problem"
+    assert [(each["status"], each["message"]) for each in report["checks"][:2]] == [
+        ("problem", "antiphon.toml: unknown setting 'prot'. Did you mean port?"),
+        ("problem", "antiphon.toml: port: Expected `int`, got `str`."),
+    ]
+
+
+def test_missing_package_is_a_problem_only_if_the_settings_need_it(monkeypatch):
+    monkeypatch.setattr(extras, "_is_installed", lambda package: package not in ("xllamacpp", "numpy"))
+    settings = load(None, {"HOME": "/home/ada"}, {})
+    assert doctor_checks.check_extras(settings) == [
+        doctor_checks.problem("extras", "embedded needs xllamacpp", "Run: pip install 'antiphon[embedded]'"),
+        doctor_checks.ok(
+            "extras", "installed: code, mcp, otel, postgres; not installed and not needed by the settings: search"
+        ),
+    ]
+
+
+def test_clock_before_the_installation_is_a_problem(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert doctor_checks.check_clock().message == "1970-01-01 00:00:00 UTC is before this program was installed"
