@@ -211,6 +211,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_block_ms: Annotated[float, Meta(ge=0, le=60000)] = 100
+    metrics: bool = False
+    metrics_key: str = ""
     backends: dict[str, BackendSettings] = msgspec.field(
         default_factory=lambda: {"embedded": BackendSettings(kind="embedded")}
     )
@@ -219,7 +221,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in _TYPES}
         shown |= {"store": hide_password(self.store), "store_listen_url": hide_password(self.store_listen_url)}
-        shown |= {"seal_keys": f"<{len(self.seal_keys)}>"}
+        shown |= {"seal_keys": f"<{len(self.seal_keys)}>", "metrics_key": "***" if self.metrics_key else ""}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 

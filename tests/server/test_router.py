@@ -37,27 +37,39 @@ def router() -> Router:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "handler", "params", "public"),
+    ("method", "path", "handler", "params", "public", "pattern"),
     [
-        ("POST", "/things", plain, (), False),
-        ("GET", "/things/7", one, ("7",), False),
-        ("HEAD", "/things/7", one, ("7",), False),
-        ("DELETE", "/things/7", plain, ("7",), False),
-        ("GET", "/things/parts", one, ("parts",), False),
-        ("GET", "/things/7/parts", parts, ("7",), False),
-        ("DELETE", "/things/7/parts/8", part, ("7", "8"), False),
-        ("GET", "/things/a.b?c/parts", parts, ("a.b?c",), False),
-        ("GET", "/things/a\nb", one, ("a\nb",), False),
-        ("GET", "/things/50%25", one, ("50%25",), False),
-        ("GET", "/things/ä", one, ("ä",), False),
-        ("GET", "/files/a/b", rest, ("a/b",), True),
+        ("POST", "/things", plain, (), False, "/things"),
+        ("GET", "/things/7", one, ("7",), False, "/things/{id}"),
+        ("HEAD", "/things/7", one, ("7",), False, "/things/{id}"),
+        ("DELETE", "/things/7", plain, ("7",), False, "/things/{id}"),
+        ("GET", "/things/parts", one, ("parts",), False, "/things/{id}"),
+        ("GET", "/things/7/parts", parts, ("7",), False, "/things/{id}/parts"),
+        ("DELETE", "/things/7/parts/8", part, ("7", "8"), False, "/things/{id}/parts/{part_id}"),
+        ("GET", "/things/a.b?c/parts", parts, ("a.b?c",), False, "/things/{id}/parts"),
+        ("GET", "/things/a\nb", one, ("a\nb",), False, "/things/{id}"),
+        ("GET", "/things/50%25", one, ("50%25",), False, "/things/{id}"),
+        ("GET", "/things/ä", one, ("ä",), False, "/things/{id}"),
+        ("GET", "/files/a/b", rest, ("a/b",), True, "/files/{path...}"),
     ],
 )
 def test_request_finds_its_handler(
-    router: Router, make_channel: Any, method: str, path: str, handler: Any, params: tuple[str, ...], public: bool
+    router: Router,
+    make_channel: Any,
+    method: str,
+    path: str,
+    handler: Any,
+    params: tuple[str, ...],
+    public: bool,
+    pattern: str,
 ) -> None:
     http_request = make_channel().make_request(method, path)
-    assert (router.find(http_request), http_request.path_params) == (Route(handler, public), params)
+    found = router.find(http_request)
+    assert (found, http_request.path_params, http_request.route_path) == (
+        Route(handler, public, path=pattern),
+        params,
+        pattern,
+    )
 
 
 @pytest.mark.parametrize(

@@ -291,3 +291,10 @@ async def test_runs_without_crashes_are_claimed_beside_a_suspect(
     for number in (8, 7):
         await store.enqueue("p", make_stored(f"resp_{number}", status="queued"), b"request %d" % number)
     assert [each.response_id for each in await claim("us", 40, limit=4)] == ["resp_9", "resp_8", "resp_7"]
+
+
+async def test_waiting_runs_are_those_without_an_owner_or_cancellation(queued: Store, claim: Claim) -> None:
+    await queued.request_cancel("p", "resp_6")
+    before = await queued.count_waiting()
+    await claim("a", 1, limit=1)
+    assert (before, await queued.count_waiting()) == (3, 2)

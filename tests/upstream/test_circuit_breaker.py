@@ -14,7 +14,7 @@ from antiphon.errors import (
     UpstreamTimeout,
 )
 from antiphon.stream.limits import AnswerLimits
-from antiphon.upstream.circuit_breaker import FAILURE_THRESHOLD, TRIAL_SECONDS, CircuitBreaker
+from antiphon.upstream.circuit_breaker import FAILURE_THRESHOLD, FIRST_PAUSE, TRIAL_SECONDS, CircuitBreaker
 from antiphon.upstream.network_errors import ConnectTimedOut, Unreachable
 
 _numbers = itertools.count()
@@ -238,3 +238,24 @@ def test_calls_in_progress_do_not_extend_the_pause() -> None:
         assert not guard.__exit__(UpstreamError, error, None)
     clock.time += 5
     assert not is_open(circuit)
+
+
+def test_state_follows_the_pause_of_all_projects() -> None:
+    clock = Clock()
+    circuit = CircuitBreaker("there", now=clock)
+    states = [circuit.state]
+    for _ in range(FAILURE_THRESHOLD):
+        fail(circuit, Unreachable("x"))
+    states.append(circuit.state)
+    clock.time += FIRST_PAUSE
+    states.append(circuit.state)
+    assert not is_open(circuit)
+    assert [*states, circuit.state] == ["closed", "open", "half_open", "closed"]
+
+
+def test_pause_of_one_project_is_counted_and_leaves_the_state_closed() -> None:
+    clock = Clock()
+    circuit = make_open(clock)
+    during = circuit.state, circuit.paused_projects
+    clock.time += FIRST_PAUSE
+    assert (during, circuit.state, circuit.paused_projects) == (("closed", 1), "closed", 0)

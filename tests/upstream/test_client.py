@@ -267,6 +267,31 @@ async def test_failure_after_first_delta_is_not_retried(end: Any) -> None:
         with pytest.raises(UpstreamError, match=r"before the answer ended|The upstream closed the connection"):
             await anext(deltas)
         assert len(conn.server.requests) == 1
+        assert conn.upstream.error_counts == {"server_error": 1}
+
+
+async def test_failed_attempts_are_counted_by_kind() -> None:
+    replies = [
+        Reply(status=500),
+        Reply(status=429, headers={"Retry-After": "1"}),
+        stream_of(HANG_UP),
+        HELLO,
+        Reply(status=400),
+        Reply(status=401),
+        Reply(status=404),
+    ]
+    async with connect(*replies) as conn:
+        await conn.ask()
+        before = dict(conn.upstream.error_counts)
+        for _ in range(2):
+            with pytest.raises(AntiphonError):
+                await conn.ask()
+        with pytest.raises(AntiphonError):
+            await conn.upstream.get_json("/models")
+        assert (before, conn.upstream.error_counts) == (
+            {"server_error": 2, "rate_limited": 1},
+            {"server_error": 2, "rate_limited": 1, "rejected": 3},
+        )
 
 
 async def test_json_body_is_read_completely() -> None:

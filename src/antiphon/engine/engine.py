@@ -17,6 +17,7 @@ from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.files.loader import FileServiceLoader, VectorSearch
 from antiphon.engine.items import ItemPage, make_page, normalize_items
+from antiphon.engine.observer import EngineObserver
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
@@ -64,6 +65,7 @@ class Engine:
         if containers is not None:
             containers.get_file_service = self._files.load
         sealer = sealer or Sealer([make_secret()])
+        self.backends = backends
         self._store = store
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
@@ -139,6 +141,25 @@ class Engine:
             raise Unavailable("The server is not ready.")
         await self._store.check()
 
+    def observe(self, observer: EngineObserver) -> None:
+        """Report ended responses, tokens and writes to an observer. Must be called before `start`."""
+        self._pipeline.observer = observer
+        self._store.on_write = observer.count_write
+
+    @property
+    def foreground_count(self) -> int:
+        """The number of foreground responses in progress, including those whose model has not begun to answer."""
+        return len(self._running) + len(self._starting)
+
+    @property
+    def background_count(self) -> int:
+        """The number of background responses that this process works on."""
+        return self._background.count
+
+    async def count_waiting(self) -> int:
+        """Return the number of background responses in the store that no process works on."""
+        return await self._store.count_waiting()
+
     def models(self) -> Sequence[Model]:
         return self._pipeline.models()
 
@@ -209,6 +230,9 @@ class Engine:
         key = RunKey(project, run.response.id)
         self._running[key] = run
         run.on_end(lambda: self._running.pop(key, None))
+        observer = self._pipeline.observer
+        if observer is not None:
+            run.on_end(lambda: observer.count_response(run.response))
         return run
 
     async def _enqueue(self, prepared: Prepared, project: str) -> BackgroundRun:
@@ -229,6 +253,8 @@ class Engine:
         """Compact the input of a request and the context it continues. Return the result and warnings."""
         prepared = await self._pipeline.prepare(request, project=project, repair=True)
         compacted = await self._pipeline.compact(prepared)
+        if self._pipeline.observer is not None:
+            self._pipeline.observer.count_tokens(prepared.turn.request.model or "", compacted.usage)
         mint = prepared.mint
         output = await offload.run(normalize_items, (*compacted.retained, compacted.item), mint)
         # The result is not stored, so its id must not look like the id of a response.

@@ -1,6 +1,8 @@
 """The ASGI application: authentication, routing, error responses and the access log. Any ASGI server can run it."""
 
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
@@ -14,6 +16,9 @@ from antiphon.server.router import Router
 from antiphon.server.routes import make_router
 from antiphon.server.websocket.handler import WebSocketHandler
 from antiphon.server.websocket.socket import UpgradeRequest
+
+if TYPE_CHECKING:
+    from antiphon.server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +35,14 @@ class App:
         self._engine = engine
         self._authenticator = Authenticator(settings.api_keys, host=settings.host, allowed_hosts=settings.allowed_hosts)
         self.body_budget = BodyBudget(settings.body_budget_bytes or _BUDGET_IN_BODIES * settings.max_body_bytes)
-        self._router = make_router(engine, settings)
+        self._report: Callable[[HttpRequest], None] = log_http_request
+        metrics = None
+        if settings.metrics:
+            from antiphon.server.metrics.server_metrics import ServerMetrics
+
+            metrics = ServerMetrics(engine)
+            self._report = _report_to(metrics)
+        self._router = make_router(engine, settings, metrics)
         self._websockets = WebSocketHandler(engine, settings)
         self._upgrades = Router()
         self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
@@ -69,7 +81,7 @@ class App:
         finally:
             if http_request.body_share is not None:
                 http_request.release_body()
-            log_http_request(http_request)
+            self._report(http_request)
 
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
         if isinstance(error, RecursionError):
@@ -108,3 +120,14 @@ class App:
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
             return
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _report_to(metrics: "ServerMetrics") -> Callable[[HttpRequest], None]:
+    """Return a function that counts and logs a request."""
+    count_request = metrics.count_request
+
+    def report(http_request: HttpRequest) -> None:
+        count_request(http_request)
+        log_http_request(http_request)
+
+    return report

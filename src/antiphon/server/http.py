@@ -91,6 +91,7 @@ class HttpRequest:
         "raw_path",
         "receive",
         "response_id",
+        "route_path",
         "started_at",
         "status",
         "stream",
@@ -119,6 +120,7 @@ class HttpRequest:
         self.id = _find_client_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.path_params: tuple[str, ...] = ()
+        self.route_path = ""  # until a route is found
         self.project = ""  # until the request is authenticated
         self.model: str | None = None
         self.response_id: str | None = None
@@ -183,6 +185,12 @@ class HttpRequest:
         is_small = self.body_share is None and len(body) <= _STEP_BYTES
         await (self._send_body if is_small else self._send_large)(body, more=False)
 
+    async def respond_text(self, text: bytes, content_type: bytes) -> None:
+        """Respond with status 200 and a text."""
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(text))]
+        await self._start(200, self._make_headers() + headers)
+        await self._send_large(b"" if self.method == "HEAD" else text, more=False)
+
     async def respond_in_parts(self, body: SharedBody) -> None:
         """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
         size = len(body.data)
@@ -239,6 +247,23 @@ class HttpRequest:
             return False
         self.bytes_sent += len(chunk)
         return True
+
+    def call_at_next_write(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the next part of a stream that has begun is passed to `write_now`.
+
+        Parts after it cost nothing more. Without the extension that `write_now` needs, the callback is not called.
+        """
+        write_body = self._write_body
+        if write_body is None:
+            return
+
+        def write_first(chunk: bytes) -> bool:
+            if self.status:
+                self._write_body = write_body
+                callback()
+            return write_body(chunk)
+
+        self._write_body = write_first
 
     async def wait_until_writable(self) -> None:
         """Wait while data of an event stream waits for the client to read."""

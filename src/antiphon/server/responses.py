@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,9 @@ from antiphon.server.request_body import decode_body, is_short
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
 
+if TYPE_CHECKING:
+    from antiphon.server.metrics.server_metrics import ServerMetrics
+
 T = TypeVar("T")
 
 # A response that failed because the server is unavailable can be tried again.
@@ -49,7 +52,14 @@ class ResponseHandlers:
     """One method per operation on responses."""
 
     def __init__(
-        self, engine: Engine, *, max_body_bytes: int, max_body_values: int, keepalive: Keepalive, compat: Dialect
+        self,
+        engine: Engine,
+        *,
+        max_body_bytes: int,
+        max_body_values: int,
+        keepalive: Keepalive,
+        compat: Dialect,
+        metrics: "ServerMetrics | None" = None,
     ) -> None:
         self._engine = engine
         self._compat = compat
@@ -57,6 +67,7 @@ class ResponseHandlers:
         self._max_body_values = max_body_values
         self._keepalive = keepalive
         self._bodies = SharedBodies()
+        self._metrics = metrics
 
     async def _read(self, http_request: HttpRequest, decode: Callable[[bytes], T]) -> T:
         body = await read_body(http_request, self._max_body_bytes)
@@ -90,8 +101,13 @@ class ResponseHandlers:
                 http_request.add_served_by(run.response.served_by)
                 if isinstance(run, BackgroundRun):
                     await self._stream_pages(http_request, run.events(), dialect)
-                else:
+                elif self._metrics is None:
                     tail = await self._stream(http_request, run.events(), dialect)
+                else:
+                    first_token = self._metrics.watch_first_token(http_request)
+                    tail = await self._stream(http_request, run.events(), dialect)
+                    if run.response.output:
+                        first_token.record()
             else:
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now

@@ -42,11 +42,12 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 class Route(NamedTuple):
-    """A handler. A `public` one needs no key; one with `reads_query` parses the query itself."""
+    """A handler. A `public` one needs no key; one with `reads_query` parses the query itself. `path` is its pattern."""
 
     handler: Handler
     public: bool = False
     reads_query: bool = False
+    path: str = ""
 
 
 class RouteEntry(NamedTuple):
@@ -99,10 +100,10 @@ class Router:
         else:
             methods = self._plain.setdefault(path, {})
         reads_query = reads_query or (isinstance(operation, Operation) and operation.query_type is not None)
-        methods[method] = Route(handler, public=public, reads_query=reads_query)
+        methods[method] = Route(handler, public=public, reads_query=reads_query, path=path)
         if method == "GET":
             methods["HEAD"] = methods[method]
-        methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True))
+        methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True, path=path))
 
     def find(self, http_request: HttpRequest) -> Route:
         """Return the route of a request and set the request's path parameters. Raises NotFound or MethodNotAllowed."""
@@ -113,6 +114,7 @@ class Router:
         if route is None:
             http_request.extra_headers.append(_make_allow_header(methods))
             raise MethodNotAllowed(f"{http_request.method} is not allowed on this path. Allowed: {', '.join(methods)}.")
+        http_request.route_path = route.path
         return route
 
     def _match(self, http_request: HttpRequest) -> Methods | None:

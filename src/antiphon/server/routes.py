@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
@@ -34,8 +34,11 @@ from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHand
 from antiphon.server.router import Handler, Operation, Router
 from antiphon.server.websocket.handler import require_upgrade
 
+if TYPE_CHECKING:
+    from antiphon.server.metrics.server_metrics import ServerMetrics
 
-def make_router(engine: Engine, settings: Settings) -> Router:
+
+def make_router(engine: Engine, settings: Settings, metrics: "ServerMetrics | None" = None) -> Router:
     router = Router(note=" This server keeps no state between requests." if settings.stateless else "")
     keepalive = Keepalive(settings.keepalive_seconds)
     responses = ResponseHandlers(
@@ -44,6 +47,7 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         max_body_values=settings.max_body_values,
         keepalive=keepalive,
         compat=settings.compat,
+        metrics=metrics,
     )
     _add_responses(router, responses)
     _add_websocket(router)
@@ -59,6 +63,8 @@ def make_router(engine: Engine, settings: Settings) -> Router:
             add_container_routes(router, engine.containers, settings)
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
+    if metrics is not None:
+        _add_metrics(router, metrics, key=settings.metrics_key)
     _add_document(router, requires_key=bool(settings.api_keys))
     return router
 
@@ -313,6 +319,13 @@ def _add_document(router: Router, *, requires_key: bool) -> None:
         Operation(id="getDocument", summary="Get this document.", response_type=dict[str, Any]),
         public=True,
     )
+
+
+def _add_metrics(router: Router, metrics: "ServerMetrics", *, key: str) -> None:
+    from antiphon.server.metrics.handler import MetricsHandler
+
+    # With a key of its own, the handler checks it. Otherwise the keys of all projects are accepted.
+    router.add("GET", "/metrics", MetricsHandler(metrics, key=key).show, public=bool(key))
 
 
 def _add_models(router: Router, models: ModelHandlers) -> None:

@@ -17,6 +17,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.limits import RunLimits
+from antiphon.store.write_observer import OnWrite
 
 Order = Literal["asc", "desc"]
 
@@ -391,6 +392,9 @@ class RunQueue(Protocol):
     async def request_cancel(self, project: str, response_id: str) -> bool:
         """Ask the current or next owner of a run to end it. Return False if there is no run."""
 
+    async def count_waiting(self) -> int:
+        """Return the number of runs without an owner that are not cancelled."""
+
 
 class HostedStepStore(Protocol):
     """The finished steps of background responses with hosted tools, and claims of effects."""
@@ -438,7 +442,11 @@ class Store(
     except in the chain of a response that continues it. Before `open` and after `close` every method raises
     Unavailable. A damaged row raises ServerError, and a failure of the storage, such as a full disk, StoreUnavailable.
     The store logs such a failure once.
+
+    `on_write` is called for each batch of writes. It must be set before `open`.
     """
+
+    on_write: OnWrite | None
 
     async def open(self) -> None:
         """Connect and migrate the schema. Called once. Raises ConfigError if the storage cannot be opened."""

@@ -13,6 +13,7 @@ A success, or an answer that rejects a request, ends the row.
 import logging
 import math
 from collections.abc import Callable, Hashable
+from typing import Literal
 
 from antiphon.errors import AntiphonError, Unavailable
 from antiphon.upstream.network_errors import Unreachable
@@ -26,6 +27,8 @@ FIRST_PAUSE = 10.0
 MAX_PAUSE = 60.0
 TRIAL_SECONDS = 10.0
 """Time after which another trial is admitted, although the last one has no result: it may wait for a slow model."""
+
+BreakerState = Literal["closed", "half_open", "open"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,12 @@ class _Circuit:
         self._is_open = False
         self._pause = FIRST_PAUSE
         self._paused_until = self._trial_until = -math.inf
+
+    def read_state(self, now: float) -> BreakerState:
+        """Return `open` during the pause, then `half_open` until a trial succeeds, else `closed`."""
+        if not self._is_open:
+            return "closed"
+        return "open" if now < self._paused_until else "half_open"
 
     def admit(self, now: float) -> bool:
         """Return True if this call is a trial. Raises `Unavailable` during the pause and during a trial."""
@@ -82,6 +91,18 @@ class CircuitBreaker:
         self._paused_until = -math.inf  # for all projects, because of failures of several
         self._call_count = 0
         self.has_failures = False  # while it is False, there is nothing to check or to reset
+
+    @property
+    def state(self) -> BreakerState:
+        """The state for all projects. A pause of single projects is not part of it."""
+        now = self._now()
+        return "open" if now < self._paused_until else self._connection_circuit.read_state(now)
+
+    @property
+    def paused_projects(self) -> int:
+        """The number of projects whose requests are paused because of their own failures."""
+        now = self._now()
+        return sum(circuit.read_state(now) == "open" for circuit in self._project_circuits.values())
 
     def guard(self, project: str = "") -> "CallGuard":
         """Return a context manager for one call: it raises `Unavailable` during a pause, else counts the outcome."""

@@ -3,20 +3,22 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError
+from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.circuit_breaker import CallGuard, CircuitBreaker
 from antiphon.upstream.delta_stream import DeltaStream, Reader
-from antiphon.upstream.error_mapping import map_error_response
+from antiphon.upstream.error_mapping import AUTHENTICATION, REFUSED, map_error_response
 from antiphon.upstream.http import HttpSession, read_bounded
+from antiphon.upstream.network_errors import Unreachable
 from antiphon.upstream.options import UpstreamOptions, check_options
 from antiphon.upstream.retry import RetryPolicy
 from antiphon.upstream.whole_answers import WholeAnswers
@@ -29,6 +31,9 @@ MAX_BODY_SIZE = 64 * 1024 * 1024
 _PUBLIC_HEADERS = frozenset(
     {"accept", "anthropic-version", "anthropic-beta", "content-type", "openai-beta", "user-agent"}
 )
+
+# Codes of answers with which an upstream rejects a request, or our key.
+_REJECTED = frozenset({AUTHENTICATION, REFUSED})
 
 T = TypeVar("T")
 
@@ -77,7 +82,8 @@ class UpstreamClient:
         )
         self._sleep = sleep
         self._now = now
-        self._circuit_breaker = CircuitBreaker(name, now=now)
+        self.circuit_breaker = CircuitBreaker(name, now=now)
+        self.error_counts: Counter[str] = Counter()  # failed attempts, by the kind of the error
         self._whole_answers = WholeAnswers(name, options, now=now)
         self.queue = TurnQueue(options.max_concurrent) if options.max_concurrent else None
 
@@ -89,7 +95,11 @@ class UpstreamClient:
 
     async def get_json(self, path: str) -> Any:
         """Return the JSON at a path. There are no retries: callers repeat the request later."""
-        body = await self._fetch("GET", path, None)
+        try:
+            body = await self._fetch("GET", path, None)
+        except AntiphonError as error:
+            self.count_error(error)
+            raise
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -99,7 +109,7 @@ class UpstreamClient:
         """Send a request for data, and return the response body."""
         slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
-            with self._circuit_breaker.guard(project) as guard:
+            with self.circuit_breaker.guard(project) as guard:
                 guard.request = body
                 return await self._retry(lambda _: self._fetch("POST", path, body))
         finally:
@@ -178,7 +188,7 @@ class UpstreamClient:
     ) -> Deltas:
         slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
-            with self._circuit_breaker.guard(project) as guard:
+            with self.circuit_breaker.guard(project) as guard:
                 stream, first = await self._retry(lambda policy: begin(policy, guard))
         except BaseException:
             if slot is not None:
@@ -223,12 +233,18 @@ class UpstreamClient:
         try:
             return await policy.run(attempt, sleep=self._sleep, on_retry=self._log_retry)
         except AntiphonError as error:
+            self.count_error(error)
             # Invalid requests are the client's to fix, so they are not worth a warning here.
             level = logging.INFO if isinstance(error, InvalidRequest) else logging.WARNING
             logger.log(level, "backend %s: %s", self.name, error.message)
             raise
 
+    def count_error(self, error: AntiphonError) -> None:
+        """Count a failed attempt, or an answer that broke off."""
+        self.error_counts[_classify_error(error)] += 1
+
     def _log_retry(self, error: AntiphonError, wait: float) -> None:
+        self.count_error(error)
         logger.warning("backend %s: %s Retrying in %.1f s.", self.name, error.message, wait)
 
     async def _fetch(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -287,7 +303,9 @@ class _Answer:
                     await stream.wait()
                 elif deltas:
                     return deltas
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AntiphonError):
+                self._client.count_error(error)
             self._close()
             raise
         self._close()
@@ -305,6 +323,17 @@ class _Answer:
         # An answer that was dropped without `aclose` must not hold its connection and slot.
         if not self._is_closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._client.release, self._stream, self._slot)
+
+
+def _classify_error(error: AntiphonError) -> str:
+    """Return the kind of an error, one of a few."""
+    if isinstance(error, Unreachable):
+        return "connection"
+    if isinstance(error, UpstreamTimeout):
+        return "timeout"
+    if isinstance(error, RateLimited):
+        return "rate_limited"
+    return "rejected" if isinstance(error, InvalidRequest) or error.code in _REJECTED else "server_error"
 
 
 def _collect_secrets(options: UpstreamOptions, headers: Mapping[str, str]) -> frozenset[str]:

@@ -117,6 +117,18 @@ async def test_waiting_writes_are_committed_together(
     assert postgres_schema.fetch("SELECT count(DISTINCT xmin::text) FROM responses") == [(2,)]
 
 
+async def test_observer_gets_each_transaction_and_its_failures(postgres_url: str, make_stored: MakeStored) -> None:
+    writes: list[tuple[bool, int]] = []
+    store = PostgresStore(postgres_url)
+    store.on_write = lambda seconds, failures: writes.append((seconds > 0, failures))
+    await store.open()
+    await store.save("p", make_stored("resp_1"))
+    with pytest.raises(LeaseLost):
+        await store.save("p", make_stored("resp_2"), owner="us")
+    assert writes == [(True, 0), (True, 0)]
+    await store.close()
+
+
 async def test_cancelled_caller_does_not_stop_its_write(store: PostgresStore, make_stored: MakeStored) -> None:
     saving = asyncio.create_task(store.save("p", make_stored("resp_1")))
     await asyncio.sleep(0)

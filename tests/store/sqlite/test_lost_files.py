@@ -240,6 +240,19 @@ async def test_full_disk_is_reported_until_there_is_space(
     assert {"resp_before", "resp_2"} <= read_ids(path)
 
 
+async def test_observer_gets_the_failures_of_a_full_disk(path: Path, make_stored: MakeStored) -> None:
+    writes: list[tuple[float, int]] = []
+    store = SqliteStore(path.with_name("observed.db"))
+    store.on_write = lambda seconds, failures: writes.append((seconds, failures))
+    await store.open()
+    await store.save("p", make_stored("resp_1"))
+    assert [failures for _, failures in writes] == [0]
+    await fill(store, make_stored)
+    assert writes[-1][1] == 1
+    assert all(seconds > 0 for seconds, _ in writes)
+    await store.close()
+
+
 async def test_check_reports_little_free_space(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "CHECK_SECONDS", 0.0)
     store = SqliteStore(path, limits=StoreLimits(min_free_bytes=2**62))

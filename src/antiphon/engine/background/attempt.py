@@ -155,6 +155,8 @@ class Attempt:
                     self.events.write(batch)
         if not self._saved:
             raise ServerError(f"The response {response.id} could not be stored.")
+        if self._pipeline.observer is not None:
+            self._pipeline.observer.count_response(self._run.response)
 
     def _begin_response(self) -> Response:
         """Return the response as it was queued, or the known part of it if it cannot be read."""

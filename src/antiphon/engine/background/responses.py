@@ -86,6 +86,11 @@ class BackgroundResponses:
             raise refuse_all(f"background responses wait: {full.waiting}", "background_queued", seconds) from None
         self._scheduler.announce(RunKey(project, stored.response.id))
 
+    @property
+    def count(self) -> int:
+        """The number of responses that this process works on."""
+        return len(self._scheduler.attempts)
+
     def stop_readers(self) -> None:
         """End every `follow`, because the server stops. Clients can resume the streams later or elsewhere."""
         self._stopping = True

@@ -23,6 +23,7 @@ from functools import partial
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
 from antiphon.engine.background.credentials import QueuedCredentials
 from antiphon.engine.files.loader import FileServiceLoader
+from antiphon.engine.observer import EngineObserver
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.media import MediaResolver
 from antiphon.engine.prepare.prepare import Prepared, Preparer
@@ -96,6 +97,7 @@ class Pipeline:
         self._compactor = Compactor(sealer)
         self._first_delta = FirstDelta()
         self.credentials = QueuedCredentials()
+        self.observer: EngineObserver | None = None
 
     async def start(self) -> None:
         """Start all backends. If one fails, close those that have started."""

@@ -257,6 +257,9 @@ class MemoryRunQueue(MemoryReferences):
             run.cancelled = True
         return run is not None
 
+    async def count_waiting(self) -> int:
+        return sum(1 for run in self._tables.runs.values() if run.owner is None and not run.cancelled)
+
     def _check_waiting(self, project: str, limits: RunLimits) -> None:
         """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed."""
         waiting = [key for key, run in self._tables.runs.items() if run.owner is None and not run.cancelled]

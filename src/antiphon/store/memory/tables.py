@@ -31,6 +31,7 @@ from antiphon.store.record import (
     unpack_named_items,
     unpack_output,
 )
+from antiphon.store.write_observer import OnWrite
 
 Key = tuple[str, str]  # the project, and the id of a response, conversation or prompt
 
@@ -97,6 +98,7 @@ class MemoryTables:
         self._now = now
         self.configuration_id = secrets.token_hex(16)
         self.on_change: OnChange | None = None
+        self.on_write: OnWrite | None = None  # never called: nothing is written to a disk
         self._open_tables: Tables | None = None
 
     failure: StoreUnavailable | None = None

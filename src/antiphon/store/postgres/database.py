@@ -31,6 +31,7 @@ from antiphon.store.postgres.migrations import migrate
 from antiphon.store.postgres.notifications import Notifications
 from antiphon.store.postgres.pool import PostgresPool
 from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
+from antiphon.store.write_observer import OnWrite
 
 # Number of whole responses that are read at once.
 CONCURRENT_READS = 4
@@ -95,6 +96,7 @@ class PostgresDatabase:
         self._now = now or time.time
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self._on_change: OnChange | None = None
+        self.on_write: OnWrite | None = None
         self._health = DatabaseHealth(self.address)
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
@@ -117,7 +119,7 @@ class PostgresDatabase:
         pool = PostgresPool(connector, self._health, size=self._limits.connections)
         pool.add(connection)
         notifications = Notifications(self._choose_listener(connector), pool, channel=f"antiphon_{schema}")
-        self._parts = GroupWriter(connector, self._health), pool, notifications
+        self._parts = GroupWriter(connector, self._health, on_write=self.on_write), pool, notifications
         self.on_change = self._on_change
 
     @property

@@ -251,6 +251,10 @@ class PostgresRunQueue(PostgresDatabase):
             self._notifications.announce("cancelled", response_id)
         return marked > 0
 
+    async def count_waiting(self) -> int:
+        ((waiting,),) = await self._reader.submit(COUNT_WAITING)
+        return int(waiting)
+
     def _read_clock(self) -> float | None:
         """Return the time for a statement, or None for the clock of the database."""
         return None if self._clock is None else float(self._clock())

@@ -28,6 +28,7 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     close,
 )
+from antiphon.store.write_observer import OnWrite, count_failures
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -70,13 +71,16 @@ class WriteOperation:
 class GroupWriter:
     """Executes operations on one connection, in batches: all that are waiting at a time."""
 
-    def __init__(self, connector: PostgresConnector, health: DatabaseHealth) -> None:
+    def __init__(
+        self, connector: PostgresConnector, health: DatabaseHealth, *, on_write: OnWrite | None = None
+    ) -> None:
         self._connector = connector
         self._health = health
         self._connection: Connection[Any] | None = None
         self._waiting: list[WriteOperation] = []
         self._wake = asyncio.Event()
         self._closing = False
+        self._on_write = on_write
         self._next_connect = 0.0
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
@@ -102,7 +106,11 @@ class GroupWriter:
             self._wake.clear()
             while self._waiting:
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                began_at = time.perf_counter()
                 await self._execute(batch)
+                if self._on_write is not None:
+                    failures = count_failures(operation.outcome for operation in batch)
+                    self._on_write(time.perf_counter() - began_at, failures)
                 _resolve_futures(batch)
         if self._connection is not None:
             await close(self._connection)

@@ -33,6 +33,7 @@ from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.health import StoreHealth, check_disk, describe_error
 from antiphon.store.sqlite.leases import LiveProcesses, locate_owners
 from antiphon.store.sqlite.migrations import migrate, read_migrations
+from antiphon.store.write_observer import OnWrite, count_failures
 
 # Seconds to wait for a lock that another process holds.
 BUSY_TIMEOUT = 30.0
@@ -189,6 +190,7 @@ class Database:
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self.on_change: OnChange | None = None
+        self.on_write: OnWrite | None = None
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
@@ -196,8 +198,11 @@ class Database:
 
     async def open(self) -> None:
         writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files, self.schema)
+        write_batch: ExecuteBatch = self._make_batch_writer(writer).execute
+        if self.on_write is not None:
+            write_batch = _measure_writes(write_batch, self.on_write)
         self._threads = (
-            ConnectionThread("store-writer", writer, self._make_batch_writer(writer).execute, self._files),
+            ConnectionThread("store-writer", writer, write_batch, self._files),
             ConnectionThread("store-reader", reader, _read_batch, self._files),
         )
 
@@ -315,6 +320,21 @@ class BatchWriter:
             raise
         self._health.check_after_write()
         self._log_limiter.apply(connection)
+
+
+def _measure_writes(write_batch: ExecuteBatch, on_write: OnWrite) -> ExecuteBatch:
+    """Return a function that executes a batch and reports its duration and failures."""
+
+    def write_and_report(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
+        began_at = time.perf_counter()
+        failures = len(batch)
+        try:
+            write_batch(connection, batch)
+            failures = count_failures(operation.outcome for operation in batch)
+        finally:
+            on_write(time.perf_counter() - began_at, failures)
+
+    return write_and_report
 
 
 def _check_writable(connection: sqlite3.Connection, path: Path, min_free_bytes: int, health: StoreHealth) -> None:

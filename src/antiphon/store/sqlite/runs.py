@@ -183,6 +183,10 @@ class SqliteRunQueue(Database):
         marked: int = await self._writer.submit(CANCEL, (project, response_id))
         return marked > 0
 
+    async def count_waiting(self) -> int:
+        ((waiting,),) = await self._reader.submit(COUNT_WAITING, ())
+        return int(waiting)
+
 
 def _repair(connection: sqlite3.Connection) -> int:
     """Convert the values of damaged runs to the types of their columns. Return how many there were."""

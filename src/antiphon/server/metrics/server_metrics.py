@@ -1,0 +1,220 @@
+"""The metrics of a server. docs/guides/metrics.md describes each of them."""
+
+import asyncio
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+
+from antiphon.backends.base import QueuedBackend
+from antiphon.backends.upstream_backend import UpstreamBackend
+from antiphon.engine.engine import Engine
+from antiphon.errors import AntiphonError
+from antiphon.protocol.response import Response, Usage
+from antiphon.server.http import HttpRequest
+from antiphon.server.metrics.process import make_process_metrics
+from antiphon.server.metrics.registry import (
+    OTHER,
+    BoundedLabel,
+    Collector,
+    Counter,
+    Histogram,
+    Metric,
+    Reading,
+    Readings,
+    write_text,
+)
+
+MAX_MODELS = 64
+"""Number of model names with values of their own. A client can choose any name if an upstream takes any."""
+
+_UNKNOWN_ROUTE = "unknown"
+_UPGRADE = 101
+_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
+# Time for which a scrape waits for the store.
+_STORE_SECONDS = 1.0
+_STATES = ("closed", "half_open", "open")
+
+_DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class ServerMetrics:
+    """Counts requests and responses, and reads the state of the engine when the metrics are written.
+
+    Implements `EngineObserver`. Everything runs on the event loop, except `count_write`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._models = BoundedLabel(MAX_MODELS)
+        self._waiting: float | None = None
+        self._requests = Counter(
+            Metric("antiphon_http_requests_total", "Ended HTTP requests.", ("route", "method", "status"))
+        )
+        self._durations = Histogram(
+            Metric(
+                "antiphon_http_request_duration_seconds", "Time until the end of the response.", ("route", "method")
+            ),
+            _DURATIONS,
+        )
+        self._first_tokens = Histogram(
+            Metric("antiphon_time_to_first_token_seconds", "Time until the first output of a streamed response."),
+            _DURATIONS,
+        )
+        self._responses = Counter(Metric("antiphon_responses_total", "Ended responses.", ("status",)))
+        self._input_tokens = Counter(Metric("antiphon_input_tokens_total", "Input tokens.", ("model",)))
+        self._output_tokens = Counter(Metric("antiphon_output_tokens_total", "Output tokens.", ("model",)))
+        self._write_times = Histogram(
+            Metric("antiphon_store_write_duration_seconds", "Time of a batch of writes, until it is on disk."), _WRITES
+        )
+        self._write_failures = Counter(
+            Metric("antiphon_store_write_failures_total", "Writes that the storage could not execute.")
+        )
+        self._collectors: list[Collector] = [
+            self._requests,
+            self._durations,
+            self._first_tokens,
+            self._responses,
+            self._input_tokens,
+            self._output_tokens,
+            self._write_times,
+            self._write_failures,
+            *self._make_engine_metrics(),
+            *self._make_upstream_metrics(),
+            *make_process_metrics(),
+        ]
+        engine.observe(self)
+
+    # Counted as they happen
+
+    def count_request(self, http_request: HttpRequest) -> None:
+        """Count a request that has ended."""
+        method = http_request.method if http_request.method in _METHODS else OTHER
+        route = http_request.route_path or _UNKNOWN_ROUTE
+        status = http_request.status
+        self._requests.add((route, method, f"{status // 100}xx" if status else "none"))
+        if status != _UPGRADE:  # the duration of a WebSocket is that of the connection
+            self._durations.observe(http_request.elapsed_ms / 1000, (route, method))
+
+    def watch_first_token(self, http_request: HttpRequest) -> "FirstToken":
+        """Measure the time until the first output of a stream. Must be called before the stream begins."""
+        first_token = FirstToken(http_request, self._first_tokens)
+        http_request.call_at_next_write(first_token.record)
+        return first_token
+
+    def count_response(self, response: Response) -> None:
+        self._responses.add((response.status or OTHER,))
+        self.count_tokens(response.model, response.usage)
+
+    def count_tokens(self, model: str, usage: Usage | None) -> None:
+        if usage is not None:
+            labels = (self._models.bound(model),)
+            self._input_tokens.add(labels, usage.input_tokens)
+            self._output_tokens.add(labels, usage.output_tokens)
+
+    def count_write(self, seconds: float, failures: int) -> None:
+        self._write_times.observe(seconds)
+        if failures:
+            self._write_failures.add((), failures)
+
+    # Read when they are written
+
+    async def write(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                self._waiting = await self._engine.count_waiting()
+        except (AntiphonError, TimeoutError):  # the other metrics are needed most when the store fails
+            self._waiting = None
+        return write_text(self._collectors)
+
+    def _make_engine_metrics(self) -> Iterable[Collector]:
+        engine = self._engine
+        yield Reading(
+            Metric("antiphon_responses_in_progress", "Responses that this process works on.", ("kind",)),
+            "gauge",
+            lambda: [(("foreground",), engine.foreground_count), (("background",), engine.background_count)],
+        )
+        yield Reading(
+            Metric("antiphon_background_waiting", "Background responses in the store that no process works on."),
+            "gauge",
+            lambda: [] if self._waiting is None else [((), self._waiting)],
+        )
+        queues = {
+            name: backend.queue
+            for name, backend in engine.backends.items()
+            if isinstance(backend, QueuedBackend) and backend.queue is not None
+        }
+        yield Reading(
+            Metric("antiphon_queue_waiting", "Turns that wait for a slot of the backend.", ("backend",)),
+            "gauge",
+            lambda: [((name,), queue.waiting) for name, queue in queues.items()],
+        )
+        yield Reading(
+            Metric("antiphon_queue_running", "Turns that hold a slot of the backend.", ("backend",)),
+            "gauge",
+            lambda: [((name,), queue.running) for name, queue in queues.items()],
+        )
+        yield Reading(
+            Metric("antiphon_build_info", "Always 1. The labels have the versions.", ("version", "python")),
+            "gauge",
+            lambda: [((_read_version(), python_version()), 1)],
+        )
+
+    def _make_upstream_metrics(self) -> Iterable[Collector]:
+        upstreams = {
+            name: backend.upstream
+            for name, backend in self._engine.backends.items()
+            if isinstance(backend, UpstreamBackend)
+        }
+
+        def read_errors() -> Readings:
+            for name, upstream in upstreams.items():
+                for kind, count in sorted(upstream.error_counts.items()):
+                    yield (name, kind), count
+
+        def read_states() -> Readings:
+            for name, upstream in upstreams.items():
+                current = upstream.circuit_breaker.state
+                for state in _STATES:
+                    yield (name, state), int(state == current)
+
+        yield Reading(
+            Metric("antiphon_upstream_errors_total", "Failed attempts at upstreams.", ("backend", "kind")),
+            "counter",
+            read_errors,
+        )
+        yield Reading(
+            Metric("antiphon_breaker_state", "1 for the state of the circuit breaker.", ("backend", "state")),
+            "gauge",
+            read_states,
+        )
+        yield Reading(
+            Metric("antiphon_breaker_paused_projects", "Projects paused by the circuit breaker.", ("backend",)),
+            "gauge",
+            lambda: [((name,), upstream.circuit_breaker.paused_projects) for name, upstream in upstreams.items()],
+        )
+
+
+class FirstToken:
+    """The measurement of the time until the first output of one stream."""
+
+    __slots__ = ("_histogram", "_http_request", "_is_recorded")
+
+    def __init__(self, http_request: HttpRequest, histogram: Histogram) -> None:
+        self._http_request = http_request
+        self._histogram = histogram
+        self._is_recorded = False
+
+    def record(self) -> None:
+        """Record the time, at the first call. An answer in one piece calls this when it is sent."""
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._histogram.observe(self._http_request.elapsed_ms / 1000)
+
+
+def _read_version() -> str:
+    try:
+        return version("antiphon")
+    except PackageNotFoundError:
+        return "unknown"
