@@ -85,11 +85,11 @@ def test_model_runs_in_process_without_a_server(chat, settings):
 
 
 def test_configured_server_gets_its_configured_key(chat, serve, monkeypatch):
-    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
+    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret:ada")
     with serve("--store", "memory:") as server:
         monkeypatch.setenv("ANTIPHON_PORT", server.url.rpartition(":")[2])
         assert chat("hello\n") == (0, "You said: hello (1)\n", "")
-        assert "project=default" in server.wait_for_log("POST /v1/responses 200")
+        assert "project=ada" in server.wait_for_log("POST /v1/responses 200")
 
 
 def test_other_server_gets_only_the_named_key(chat, serve, monkeypatch):

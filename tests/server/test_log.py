@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.config import Settings
+from antiphon.engine.respond.ids import Mint
 from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
 from support.live_server import TIMEOUT
 
@@ -36,9 +37,23 @@ def make_record(message: object, **extra: object) -> logging.LogRecord:
 
 def test_request_is_logged_as_text() -> None:
     assert TextFormatter().format(make_record(LINE)) == (
-        "2001-09-09T01:46:40.500Z info POST /v1/responses 200 1.5ms 70B request_id=req_1 response_id=resp_1 "
-        "project=default model=small stream warnings='ignored: top_k'"
+        "2001-09-09T01:46:40.500Z info POST /v1/responses 200 1.5ms 70B response_id=resp_1 model=small stream "
+        "warnings='ignored: top_k'"
     )
+
+
+def test_text_shows_the_request_id_without_a_response_and_other_projects() -> None:
+    line = AccessLine("req_1", "GET", "/v1/models", 200, 1.5, 70, project="ada")
+    assert TextFormatter().format(make_record(line)).endswith("70B request_id=req_1 project=ada")
+
+
+def test_usual_text_line_fits_a_terminal() -> None:
+    mint = Mint()
+    line = AccessLine("req_" + "0" * 32, "POST", "/v1/responses", 200, 812.35, 12345, "default", "qwen3-0.6b")
+    line.response_id, line.stream = mint.response_id, True
+    text = TextFormatter().format(make_record(line))
+    assert f"response_id=…{mint.response_id[-12:]} model" in text
+    assert len(text) <= 120
 
 
 def test_request_is_logged_as_json() -> None:

@@ -36,7 +36,8 @@ def parse_metrics(text: str) -> dict[str, Family]:
             described = found[1]
         elif found := _TYPE.fullmatch(line):
             current = found[1]
-            assert current == described and current not in families, line
+            assert current == described, line
+            assert current not in families, line
             families[current] = Family(found[2], [])
         else:
             found = _SAMPLE.fullmatch(line)
@@ -49,7 +50,8 @@ def parse_metrics(text: str) -> dict[str, Family]:
 
 def _add_sample(family: Family, name: str, found: re.Match[str]) -> None:
     suffix = found[1].removeprefix(name)
-    assert found[1] == name + suffix and suffix in (_SUFFIXES if family.kind == "histogram" else ("",)), found[0]
+    assert found[1] == name + suffix, found[0]
+    assert suffix in (_SUFFIXES if family.kind == "histogram" else ("",)), found[0]
     family.samples.append((suffix, _parse_labels(found[2] or ""), float(found[3])))
 
 
@@ -58,7 +60,8 @@ def _parse_labels(text: str) -> Labels:
     position = 0
     while position < len(text):
         found = _LABEL.match(text, position)
-        assert found is not None and found[1] not in labels, text
+        assert found is not None, text
+        assert found[1] not in labels, text
         labels[found[1]] = _ESCAPED.sub(lambda escaped: "\n" if escaped[1] == "n" else escaped[1], found[2])
         position = found.end()
     assert not text.endswith(","), text
@@ -69,7 +72,8 @@ def _check_family(name: str, family: Family) -> None:
     keys = [(suffix, tuple(sorted(labels.items()))) for suffix, labels, _ in family.samples]
     assert len(keys) == len(set(keys)), f"{name} has a sample twice"
     if family.kind == "counter":
-        assert name.endswith("_total") and all(value >= 0 for _, _, value in family.samples), name
+        assert name.endswith("_total"), name
+        assert all(value >= 0 for _, _, value in family.samples), name
     if family.kind == "histogram":
         buckets: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
         for suffix, labels, value in family.samples:
@@ -77,7 +81,8 @@ def _check_family(name: str, family: Family) -> None:
                 series = tuple((label, text) for label, text in labels.items() if label != "le")
                 buckets.setdefault(series, []).append((float(labels["le"]), value))
         for series, counts in buckets.items():
-            assert counts == sorted(counts) and counts[-1][0] == math.inf, name
+            assert counts == sorted(counts), name
+            assert counts[-1][0] == math.inf, name
             assert [count for _, count in counts] == sorted(count for _, count in counts), name
             assert family.get("_count", **dict(series)) == counts[-1][1], name
             assert family.get("_sum", **dict(series)) >= 0, name

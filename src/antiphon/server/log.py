@@ -8,18 +8,23 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from antiphon.config import Settings
+from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.server.http import HttpRequest
 
 access = logging.getLogger("antiphon.access")
 
 _MAX_LENGTH = 256
+_MAX_SHOWN_ID = 12
 # Fields that other modules attach to a record with `extra`, to find it by its response or request.
 _EXTRA_FIELDS = ("request_id", "response_id")
 
 
 class AccessLine(Struct, omit_defaults=True):
-    """The fields of an access log line. It is the message of the log record; each formatter writes it in its format."""
+    """The fields of an access log line. It is the message of the log record; each formatter writes it in its format.
+
+    The text must fit a terminal. So it shows one id, that of the response if there is one, and shortens a long id. It
+    omits the default project. JSON has all fields.
+    """
 
     request_id: str
     method: str
@@ -35,12 +40,12 @@ class AccessLine(Struct, omit_defaults=True):
     warnings: list[str] = []
 
     def __str__(self) -> str:
-        text = (
-            f"{self.method} {_escape(self.path)} {self.status} {self.ms}ms {self.bytes}B request_id={self.request_id}"
-        )
+        text = f"{self.method} {_escape(self.path)} {self.status} {self.ms}ms {self.bytes}B "
         if self.response_id is not None:
-            text += f" response_id={_escape(self.response_id)}"
-        if self.project is not None:
+            text += f"response_id={_escape(_shorten(self.response_id))}"
+        else:
+            text += f"request_id={_shorten(self.request_id)}"
+        if self.project is not None and self.project != DEFAULT_PROJECT:
             text += f" project={_escape(self.project)}"
         if self.model is not None:
             text += f" model={_escape(self.model)}"
@@ -153,6 +158,11 @@ def _format_time(record: logging.LogRecord) -> str:
 
 def _read_extras(record: logging.LogRecord) -> dict[str, str]:
     return {name: str(getattr(record, name)) for name in _EXTRA_FIELDS if hasattr(record, name)}
+
+
+def _shorten(identifier: str) -> str:
+    """Return the end of a long id. Its digits are random; the beginning of a response id is the time."""
+    return identifier if len(identifier) <= _MAX_SHOWN_ID else f"…{identifier[-_MAX_SHOWN_ID:]}"
 
 
 def _escape(text: str) -> str:
