@@ -211,6 +211,7 @@ ITEMS: dict[str, Json] = {
 }
 
 _PAIRS = {
+    "mcp_approval_request": "mcp_approval_response",
     "computer_call": "computer_call_output",
     "function_call": "function_call_output",
     "shell_call": "shell_call_output",

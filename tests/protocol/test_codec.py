@@ -278,23 +278,23 @@ def test_invalid_items_are_rejected_with_param_path(body: bytes, param: str | No
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-INVALID_ITEMS = b'[{"type":"message","role":"user","content":"hi","x":1},{"type":"web_search_call","id":"ws_1"}]'
+INVALID_ITEMS = b'[{"type":"message","role":"user","content":"hi","x":1},{"type":"file_search_call","id":"fs_1"}]'
 
 
 def test_lossless_items_have_all_fields() -> None:
     assert decode_items_lossless(INVALID_ITEMS) == [
         Unknown(b'{"type":"message","role":"user","content":"hi","x":1}'),
-        Unknown(b'{"type":"web_search_call","id":"ws_1"}'),
+        Unknown(b'{"type":"file_search_call","id":"fs_1"}'),
     ]
 
 
 def test_invalid_item_is_decoded_as_unknown() -> None:
-    assert decode_items(INVALID_ITEMS) == [Message("user", "hi"), Unknown(b'{"type":"web_search_call","id":"ws_1"}')]
+    assert decode_items(INVALID_ITEMS) == [Message("user", "hi"), Unknown(b'{"type":"file_search_call","id":"fs_1"}')]
 
 
 def test_event_may_contain_incomplete_item() -> None:
     raw = b'{"type":"response.output_item.added","sequence_number":1,"output_index":0,"item":%b}'
-    begun = b'{"type":"web_search_call","id":"ws_1"}'
+    begun = b'{"type":"file_search_call","id":"fs_1"}'
     assert decode_event(raw % begun) == OutputItemAdded(1, 0, Unknown(begun))
     assert isinstance(decode_event(raw % b"{}"), Unknown)
 

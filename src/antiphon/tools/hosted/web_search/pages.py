@@ -2,7 +2,6 @@
 
 import codecs
 import re
-from html.parser import HTMLParser
 
 from antiphon.upstream.outbound import Fetched
 
@@ -15,8 +14,8 @@ _CHARSETS = re.compile(r"utf-(8|16|32)|ascii|iso|cp\d|koi8|mac|gb|big5|euc|shift
 _HEAD_LENGTH = 4096
 _SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
-_HIDDEN = ("script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select")
-_BLOCKS = frozenset(
+HIDDEN_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select")
+BLOCK_TAGS = frozenset(
     {
         "address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption", "figure",
         "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre",
@@ -90,53 +89,18 @@ def _read_html(html: str) -> tuple[str, str]:
     try:
         from selectolax.lexbor import LexborHTMLParser
     except ImportError:
-        reader = _HtmlReader()
+        from antiphon.tools.hosted.web_search.html_reader import HtmlReader
+
+        reader = HtmlReader()
         reader.feed(html)
         reader.close()
         return "".join(reader.title).strip(), "".join(reader.text)
     tree = LexborHTMLParser(html)
     title = tree.css_first("title")
     name = title.text(strip=True) if title is not None else ""
-    tree.strip_tags(list(_HIDDEN))
-    for node in tree.css(",".join(sorted(_BLOCKS))):
+    tree.strip_tags(list(HIDDEN_TAGS))
+    for node in tree.css(",".join(sorted(BLOCK_TAGS))):
         node.insert_before("\n")
         node.insert_after("\n")
     body = tree.body
     return name, body.text() if body is not None else ""
-
-
-class _HtmlReader(HTMLParser):
-    """Collects the title and the visible text."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.title: list[str] = []
-        self.text: list[str] = []
-        self._hidden: list[str] = []
-        self._is_title = False
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag == "title":
-            self._is_title = True
-        elif tag == "body":
-            self._hidden.clear()  # an unclosed head
-        elif tag in _HIDDEN:
-            self._hidden.append(tag)
-        elif tag in _BLOCKS:
-            self.text.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "title":
-            self._is_title = False
-        elif tag in self._hidden:
-            # An unclosed element inside a hidden one ends with it.
-            while self._hidden.pop() != tag:
-                pass
-        elif tag in _BLOCKS:
-            self.text.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if self._is_title:
-            self.title.append(data)
-        elif not self._hidden:
-            self.text.append(data)
