@@ -10,6 +10,7 @@
     │   ├── InvalidApiKey          401  code invalid_api_key
     │   ├── OriginNotAllowed       403  code origin_not_allowed
     │   ├── HostNotAllowed         403  code host_not_allowed
+    │   ├── InsufficientScope      403  code insufficient_scope
     │   ├── NotFound               404  code not_found
     │   │   └── ModelNotFound      404  code model_not_found
     │   ├── MethodNotAllowed       405  code method_not_allowed
@@ -89,6 +90,13 @@ class OriginNotAllowed(InvalidRequest):
 class HostNotAllowed(InvalidRequest):
     status = 403
     default_code = "host_not_allowed"
+
+
+class InsufficientScope(InvalidRequest):
+    """The API key is valid, but does not have the scope that the route needs."""
+
+    status = 403
+    default_code = "insufficient_scope"
 
 
 class NotFound(InvalidRequest):

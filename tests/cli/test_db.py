@@ -13,6 +13,7 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
+from antiphon.store.keys import StoredKey
 from antiphon.store.location import locate_store
 from antiphon.store.sqlite.database import connect
 
@@ -40,6 +41,7 @@ async def fill(url: str) -> None:
     await store.append_events("p", "resp_q", 2, [b"[]"])
     await store.save_prompt("p", "pmpt_1", "2", b"{}", 1)
     await store.save_prompt("p", "pmpt_1", "1", b"{ }", 2)
+    await store.save_key(StoredKey("key_1", b"\x00\xff", "p", "ü", ("admin", "read"), 1, 2, 3, 4))
     await store.close()
 
 
@@ -58,6 +60,7 @@ async def read(url: str) -> list[object]:
             await store.find_item("p", "msg_0"),
             await store.read_events("p", "resp_q", 0),
             await store.load_prompt("p", "pmpt_1", None),
+            await store.list_keys(),
             [run._replace(free_since=0) for run in await store.claim("us", as_of=5e9, lease=1, limit=9)],
         ]
     finally:

@@ -43,11 +43,18 @@ def test_server_on_other_addresses_needs_a_key(script, capfd):
     assert capfd.readouterr() == (
         "",
         (
-            "antiphon: host: 0.0.0.0 is reachable from other machines, and the server has no API key. Set api_keys "
-            "(ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use the server who can reach it, use "
-            "--insecure (insecure = true).\n"
+            "antiphon: host: 0.0.0.0 is reachable from other machines, and the server has no API key. Create one "
+            "with 'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use "
+            "the server who can reach it, use --insecure (insecure = true).\n"
         ),
     )
+
+
+def test_server_on_other_addresses_starts_with_a_key_in_the_store(serve, home):
+    store = f"sqlite:///{home}/keys.db"
+    assert main(["keys", "create", "--project", "p", "--store", store]) == 0
+    with serve("--host", "0.0.0.0", "--store", store) as server:
+        assert server.banner[3] == "  keys    required"
 
 
 def test_insecure_server_on_other_addresses_starts_with_a_warning(serve, home):

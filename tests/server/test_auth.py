@@ -10,21 +10,25 @@ from antiphon.server.auth import Authenticator
 KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
 
 
+async def find_project(authenticator: Authenticator, headers: dict[bytes, bytes]) -> str:
+    return (await authenticator.authenticate(headers)).project
+
+
 @pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer whatever"}])
-def test_without_keys_requests_use_the_default_project(headers: dict[bytes, bytes]) -> None:
-    assert Authenticator(()).authenticate(headers) == "default"
+async def test_without_keys_requests_use_the_default_project(headers: dict[bytes, bytes]) -> None:
+    assert await find_project(Authenticator(()), headers) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://localhost:8484", b"https://LOCALHOST:8484"])
-def test_without_keys_same_origin_page_is_allowed(origin: bytes) -> None:
-    assert Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin}) == "default"
+async def test_without_keys_same_origin_page_is_allowed(origin: bytes) -> None:
+    assert await find_project(Authenticator(()), {b"host": b"localhost:8484", b"origin": origin}) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://evil.example", b"http://localhost:3000", b"null", b"localhost:8484", b""])
-def test_without_keys_other_origin_page_is_refused(origin: bytes) -> None:
+async def test_without_keys_other_origin_page_is_refused(origin: bytes) -> None:
     with pytest.raises(OriginNotAllowed, match="set api_keys"):
-        Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin})
-    assert Authenticator(KEYS).authenticate({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
+        await Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin})
+    assert await find_project(Authenticator(KEYS), {b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
 
 
 @pytest.mark.parametrize("host", [b"localhost", b"LocalHost:8484", b"127.0.0.1", b"[::1]:80", b"[::ffff:127.0.0.1]"])
@@ -97,20 +101,20 @@ def test_server_on_other_addresses_accepts_addresses_and_its_own_names(host: str
         ("Bearer schlüssel", "c"),
     ],
 )
-def test_key_selects_its_project(header: str, project: str) -> None:
-    assert Authenticator(KEYS).authenticate({b"authorization": header.encode()}) == project
+async def test_key_selects_its_project(header: str, project: str) -> None:
+    assert await find_project(Authenticator(KEYS), {b"authorization": header.encode()}) == project
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "sk-ada", "Basic sk-ada"])
-def test_missing_key_error_explains_the_header(header: str) -> None:
+async def test_missing_key_error_explains_the_header(header: str) -> None:
     with pytest.raises(InvalidApiKey, match="Authorization: Bearer KEY"):
-        Authenticator(KEYS).authenticate({b"authorization": header.encode()})
+        await Authenticator(KEYS).authenticate({b"authorization": header.encode()})
 
 
 @pytest.mark.parametrize("key", ["sk-adas", "sk-ad", "SK-ADA", "sk-ada sk-bob", "\x00"])
-def test_unknown_key_is_refused_and_not_repeated(key: str) -> None:
+async def test_unknown_key_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(InvalidApiKey) as caught:
-        Authenticator(KEYS).authenticate({b"authorization": f"Bearer {key}".encode()})
+        await Authenticator(KEYS).authenticate({b"authorization": f"Bearer {key}".encode()})
     assert caught.value.message == "The API key is not valid."
 
 

@@ -107,8 +107,8 @@ def test_operation_lists_its_statuses() -> None:
     described = operations(make_openapi_document(ROUTER, requires_key=True))
     statuses = {name: " ".join(described[name]["responses"]) for name in ("createResponse", "getItem", "checkLife")}
     assert statuses == {
-        "createResponse": "200 400 401 404 413 429 500 502 503 504",
-        "getItem": "200 400 401 404 500",
+        "createResponse": "200 400 401 403 404 413 429 500 502 503 504",
+        "getItem": "200 400 401 403 404 500",
         "checkLife": "200 400 500",
     }
 

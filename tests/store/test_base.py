@@ -8,6 +8,7 @@ import pytest
 from antiphon.errors import Unavailable
 from antiphon.protocol.conversation import Conversation
 from antiphon.store.base import Store, StoredResponse
+from antiphon.store.keys import StoredKey
 from antiphon.store.location import locate_store
 
 MakeStored = Callable[..., StoredResponse]
@@ -52,6 +53,13 @@ CALLS = {
     "append_hosted_steps": lambda store, _: store.append_hosted_steps("p", "resp_1", 0, [b"{}"], owner="us"),
     "load_hosted_steps": lambda store, _: store.load_hosted_steps("p", "resp_1"),
     "claim_effect": lambda store, _: store.claim_effect("p", "key"),
+    "save_key": lambda store, _: store.save_key(StoredKey("key_1", b"d", "p", "", ("read",), 1)),
+    "find_key": lambda store, _: store.find_key(b"d"),
+    "list_keys": lambda store, _: store.list_keys(),
+    "has_keys": lambda store, _: store.has_keys(),
+    "revoke_key": lambda store, _: store.revoke_key("key_1", 1),
+    "rotate_key": lambda store, _: store.rotate_key("key_1", b"e", None),
+    "record_key_use": lambda store, _: store.record_key_use("key_1", 1, interval=60),
     "delete_prompt": lambda store, _: store.delete_prompt("p", "pmpt_1"),
 }
 

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import TypeAlias
 from antiphon.errors import AntiphonError
 
 INTERRUPTED = 130
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MAX_DURATION = 36500 * 86400
+_MAX_LABEL_LENGTH = 256
 
 
 class Version(argparse.Action):
@@ -45,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_command(
         commands, "rotate", "create a new key for encrypted reasoning and compaction items; old items stay readable"
     )
+    _add_keys(commands)
     _add_db(commands)
     _add_config(commands)
     _add_command(commands, "vacuum", "rewrite the store without unused space, while no server uses it")
@@ -109,6 +114,50 @@ def _add_upstream_options(command: argparse.ArgumentParser) -> None:
         help="API of the upstream (default: chat)",
     )
     command.add_argument("--upstream-key-env", metavar="VAR", help="environment variable with its API key")
+
+
+def _add_keys(commands: Commands) -> None:
+    command = _add_command(commands, "keys", "create, list, revoke and rotate the API keys in the store")
+    parts = command.add_subparsers(title="commands", metavar="COMMAND", dest="keys_command", required=True)
+    create = _add_command(parts, "create", "create a key and print it; it cannot be shown again", nested=True)
+    create.add_argument("--project", type=_parse_label, required=True, metavar="NAME", help="project of the key")
+    create.add_argument("--name", type=_parse_label, metavar="TEXT", help="name, for the list of keys")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=("inference", "read", "admin"),
+        help="read: only GET; inference: also create and change data; admin: everything (default: inference)",
+    )
+    listed = _add_command(parts, "list", "list all keys, without the keys themselves", nested=True)
+    revoke = _add_command(parts, "revoke", "revoke a key; running servers refuse it after 5 seconds", nested=True)
+    rotate = _add_command(parts, "rotate", "replace a key by a new one with the same id and scopes", nested=True)
+    for part in (revoke, rotate):
+        part.add_argument("id", metavar="ID", help="id of the key")
+    create.add_argument("--expires", type=_parse_duration, metavar="TIME", help="lifetime, for example 12h, 30d or 52w")
+    rotate.add_argument(
+        "--expires", type=_parse_duration, metavar="TIME", help="new lifetime, for example 30d (default: unchanged)"
+    )
+    for part in (create, listed, rotate):
+        part.add_argument("--json", action="store_true", help="print JSON")
+    for part in (create, listed, revoke, rotate):
+        part.add_argument("--store", metavar="URL", help="URL of the store (default: the store of the settings)")
+
+
+def _parse_label(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > _MAX_LABEL_LENGTH:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a line of 1 to {_MAX_LABEL_LENGTH} printable characters")
+    return text
+
+
+def _parse_duration(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,12})([smhdw])", text)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= _MAX_DURATION:
+        units = ", ".join(_UNITS)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: a number of at least 1 and a unit ({units}), at most 36500d"
+        )
+    return seconds
 
 
 def _add_db(commands: Commands) -> None:

@@ -52,14 +52,15 @@ def _parse_model(model: str) -> dict[str, str]:
 
 def format_banner(url: str, engine: Engine, settings: Settings) -> str:
     models = [model.id for model in engine.models()]
-    keys = "required" if settings.api_keys else "not required: anyone who can reach this address can use the server"
+    needs_key = bool(settings.api_keys) or engine.has_stored_keys
+    keys = "required" if needs_key else "not required: anyone who can reach this address can use the server"
     lines = [
         f"antiphon {__version__} listens on {url}",
         f"  models  {', '.join(models) or 'unknown: the upstream does not list any'}",
         f"  data    {'not stored' if settings.stateless else hide_password(settings.store)}",
         f"  keys    {keys}",
         "Ctrl-C stops it. To try it, in another terminal:",
-        f"  {_format_example(reachable_url(url), models[0] if models else 'NAME', needs_key=bool(settings.api_keys))}",
+        f"  {_format_example(reachable_url(url), models[0] if models else 'NAME', needs_key=needs_key)}",
     ]
     return "\n".join(lines)
 

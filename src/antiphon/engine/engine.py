@@ -1,7 +1,7 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Literal
 
@@ -35,6 +35,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.keys import KeyStore
 from antiphon.tools.hosted.base import HostedServices
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
@@ -101,12 +102,18 @@ class Engine:
         self._sweeper = ExpirySweeper(store)
         self._stopping = False
         self.ready = False
+        self.has_stored_keys = False  # set at the start
+        # Called at the start, before the models are loaded. An error stops the start.
+        self.on_store_open: Callable[[], None] | None = None
 
     async def start(self) -> None:
         """Open the store and start the backends. If that fails, close all that was opened."""
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.close)
+            self.has_stored_keys = await self._store.has_keys()
+            if self.on_store_open is not None:
+                self.on_store_open()
             await self._pipeline.start()
             stack.push_async_callback(self._pipeline.close)
             if self.containers is not None:
@@ -129,6 +136,11 @@ class Engine:
                 await self.containers.close()
         finally:
             await self._store.close()
+
+    @property
+    def key_store(self) -> KeyStore:
+        """The API keys in the store."""
+        return self._store
 
     @property
     def file_service(self) -> "FileService":

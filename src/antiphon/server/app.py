@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
-from antiphon.server.auth import CHALLENGE, Authenticator
+from antiphon.server.auth import CHALLENGE, Authenticator, make_scope_error
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.http import ClientDisconnected, HttpRequest, Receive, Scope, Send
 from antiphon.server.log import log_http_request
@@ -33,7 +33,9 @@ class App:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._authenticator = Authenticator(settings.api_keys, host=settings.host, allowed_hosts=settings.allowed_hosts)
+        self.authenticator = Authenticator(
+            settings.api_keys, store=engine.key_store, host=settings.host, allowed_hosts=settings.allowed_hosts
+        )
         self.body_budget = BodyBudget(settings.body_budget_bytes or _BUDGET_IN_BODIES * settings.max_body_bytes)
         self._report: Callable[[HttpRequest], None] = log_http_request
         metrics = None
@@ -42,8 +44,8 @@ class App:
 
             metrics = ServerMetrics(engine)
             self._report = _report_to(metrics)
-        self._router = make_router(engine, settings, metrics)
-        self._websockets = WebSocketHandler(engine, settings)
+        self._router = make_router(engine, settings, metrics, requires_key=lambda: self.authenticator.requires_key)
+        self._websockets = WebSocketHandler(engine, settings, self.authenticator)
         self._upgrades = Router()
         self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
         self.startup_error: Exception | None = None
@@ -64,10 +66,15 @@ class App:
 
     async def _serve(self, http_request: HttpRequest, router: Router) -> None:
         try:
-            self._authenticator.check_host(http_request.headers)
+            if not self.authenticator.requires_key:
+                await self.authenticator.look_for_keys(http_request.headers)
+            self.authenticator.check_host(http_request.headers)
             route = router.find(http_request)
             if not route.public:
-                http_request.project = self._authenticator.authenticate(http_request.headers)
+                grant = await self.authenticator.authenticate(http_request.headers)
+                if grant.scope < route.scope:
+                    raise make_scope_error(grant.scope, route.scope)
+                http_request.project = grant.project
                 if http_request.mark_authenticated is not None:
                     http_request.mark_authenticated()
             if http_request.query and not route.reads_query:
@@ -111,9 +118,12 @@ class App:
             self.startup_error = error
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
+        if self._engine.has_stored_keys:
+            self.authenticator.require_keys()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         try:
+            await self.authenticator.close()
             await self._engine.close()
         except Exception as error:
             logger.exception("closing the engine failed")

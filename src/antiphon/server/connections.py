@@ -59,6 +59,10 @@ class ConnectionTable:
         self._evicted = 0
         self._next_log_at = 0.0
 
+    def require_keys(self) -> None:
+        """Count connections as authenticated only once they have presented a valid key."""
+        self.has_keys = True
+
     def add(self, connection: OpenConnection, connections: Collection[object]) -> bool:
         """Add a new connection. `connections` are all open ones. Return False if it must be refused."""
         same = self._by_address.setdefault(connection.address, {})
@@ -150,7 +154,7 @@ class ServerLimits:
             max_total=settings.max_connections,
             max_unauthenticated=settings.max_unauthenticated,
             max_per_address=settings.max_unauthenticated_per_address,
-            has_keys=bool(settings.api_keys),
+            has_keys=bool(settings.api_keys),  # set later if the store has keys
         )
         self.min_body_bytes = compute_min_bytes(settings, settings.body_timeout_seconds)
 

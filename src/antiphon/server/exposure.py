@@ -7,19 +7,19 @@ from antiphon.errors import ConfigError
 from antiphon.server.auth import is_loopback
 
 
-def check_exposure(settings: Settings) -> str | None:
+def check_exposure(settings: Settings, *, has_stored_keys: bool = False) -> str | None:
     """Raise ConfigError if other machines could use the server without a key, unless `insecure` allows it.
 
     Return the warning to log if `insecure` allows it.
     """
-    if settings.api_keys or is_local_host(settings.host):
+    if settings.api_keys or has_stored_keys or is_local_host(settings.host):
         return None
     if settings.insecure:
         return f"insecure: anyone who can reach {settings.host} can use this server, because it has no API keys"
     raise ConfigError(
-        f"host: {settings.host} is reachable from other machines, and the server has no API key. Set api_keys "
-        "(ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use the server who can reach it, use --insecure "
-        "(insecure = true)."
+        f"host: {settings.host} is reachable from other machines, and the server has no API key. Create one with "
+        "'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use the "
+        "server who can reach it, use --insecure (insecure = true)."
     )
 
 

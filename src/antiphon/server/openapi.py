@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 from antiphon.errors import (
     AntiphonError,
     BodyTooLarge,
+    InsufficientScope,
     InvalidApiKey,
     InvalidRequest,
     NotFound,
@@ -58,22 +59,23 @@ _NULL = {"type": "null"}
 
 
 class OpenApiHandler:
-    """Responds with the document. It is made on the first request."""
+    """Responds with the document. It is made on the first request, and again if the server begins to require a key."""
 
-    def __init__(self, router: Router, *, requires_key: bool) -> None:
+    def __init__(self, router: Router, *, requires_key: Callable[[], bool]) -> None:
         self._router = router
         self._requires_key = requires_key
-        self._document: bytes | None = None
+        self._documents: dict[bool, bytes] = {}
         self._lock = asyncio.Lock()
 
     async def show(self, http_request: HttpRequest) -> None:
         async with self._lock:
-            if self._document is None:  # making it takes about 0.2 seconds
-                self._document = await asyncio.to_thread(self._make)
-        await http_request.respond(200, self._document)
+            requires_key = self._requires_key()
+            if requires_key not in self._documents:  # making it takes about 0.2 seconds
+                self._documents[requires_key] = await asyncio.to_thread(self._make, requires_key=requires_key)
+        await http_request.respond(200, self._documents[requires_key])
 
-    def _make(self) -> bytes:
-        return msgspec.json.encode(make_openapi_document(self._router, requires_key=self._requires_key))
+    def _make(self, *, requires_key: bool) -> bytes:
+        return msgspec.json.encode(make_openapi_document(self._router, requires_key=requires_key))
 
 
 def make_openapi_document(router: Router, *, requires_key: bool) -> Document:
@@ -125,7 +127,7 @@ def _collect_components(operations: Sequence[Operation]) -> Components:
 def _list_errors(entry: RouteEntry, operation: Operation, *, requires_key: bool) -> Iterator[type[AntiphonError]]:
     yield from (InvalidRequest, ServerError)
     if requires_key and not entry.public:
-        yield InvalidApiKey
+        yield from (InvalidApiKey, InsufficientScope)
     elif not entry.public:
         yield OriginNotAllowed
     if "{" in entry.path:

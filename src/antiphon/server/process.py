@@ -53,9 +53,13 @@ def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None]
     Raises ConfigError if the address is not available, or other machines could use the server without a key, and any
     error of the engine's start.
     """
-    warning = check_exposure(settings)
-    if warning is not None:
-        logger.warning("%s", warning)
+
+    def check_keys() -> None:
+        warning = check_exposure(settings, has_stored_keys=engine.has_stored_keys)
+        if warning is not None:
+            logger.warning("%s", warning)
+
+    engine.on_store_open = check_keys
     return_large_memory()
     settings = fit_connections(settings, raise_descriptor_limit())
     with bind_socket(settings) as listener:
@@ -133,13 +137,15 @@ class Server(uvicorn.Server):
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
         self._app = App(engine, settings)
+        limits = ServerLimits(settings, self._app.body_budget)
+        self._app.authenticator.on_keys_required = limits.connections.require_keys
         self._settings = settings
         self._on_ready = on_ready
         self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
             ServerConfig(
                 self._app,
-                ServerLimits(settings, self._app.body_budget),
+                limits,
                 http=HttpProtocol,
                 ws="none",  # HttpProtocol chooses the protocol of WebSockets
                 ws_max_size=settings.max_body_bytes,

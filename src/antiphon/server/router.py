@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from antiphon.errors import AntiphonError, MethodNotAllowed, NotFound
 from antiphon.server.http import HttpRequest
+from antiphon.server.scopes import ADMIN, ROUTE_SCOPES, Scope
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 
@@ -42,12 +43,16 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 class Route(NamedTuple):
-    """A handler. A `public` one needs no key; one with `reads_query` parses the query itself. `path` is its pattern."""
+    """A handler. A `public` one needs no key, others one with `scope`. `path` is its pattern.
+
+    If `reads_query` is set, it parses the query itself.
+    """
 
     handler: Handler
     public: bool = False
     reads_query: bool = False
     path: str = ""
+    scope: Scope = ADMIN
 
 
 class RouteEntry(NamedTuple):
@@ -100,7 +105,8 @@ class Router:
         else:
             methods = self._plain.setdefault(path, {})
         reads_query = reads_query or (isinstance(operation, Operation) and operation.query_type is not None)
-        methods[method] = Route(handler, public=public, reads_query=reads_query, path=path)
+        scope = ROUTE_SCOPES.get(f"{method} {path}", ADMIN)
+        methods[method] = Route(handler, public=public, reads_query=reads_query, path=path, scope=scope)
         if method == "GET":
             methods["HEAD"] = methods[method]
         methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True, path=path))

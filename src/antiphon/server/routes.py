@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
 
 
-def make_router(engine: Engine, settings: Settings, metrics: "ServerMetrics | None" = None) -> Router:
+def make_router(
+    engine: Engine,
+    settings: Settings,
+    metrics: "ServerMetrics | None" = None,
+    *,
+    requires_key: Callable[[], bool] | None = None,
+) -> Router:
+    """Return the router of a server. `requires_key` returns True if the server requires a key now."""
     router = Router(note=" This server keeps no state between requests." if settings.stateless else "")
     keepalive = Keepalive(settings.keepalive_seconds)
     responses = ResponseHandlers(
@@ -65,7 +72,7 @@ def make_router(engine: Engine, settings: Settings, metrics: "ServerMetrics | No
     _add_health(router, HealthHandlers(engine))
     if metrics is not None:
         _add_metrics(router, metrics, key=settings.metrics_key)
-    _add_document(router, requires_key=bool(settings.api_keys))
+    _add_document(router, requires_key=requires_key or (lambda: bool(settings.api_keys)))
     return router
 
 
@@ -306,7 +313,7 @@ def _add_agent(router: Router, engine: Engine, settings: Settings, keepalive: Ke
     router.add("POST", "/v1/agent/execute", handler, describe)
 
 
-def _add_document(router: Router, *, requires_key: bool) -> None:
+def _add_document(router: Router, *, requires_key: Callable[[], bool]) -> None:
     def load() -> Handler:
         from antiphon.server.openapi import OpenApiHandler
 
@@ -324,7 +331,7 @@ def _add_document(router: Router, *, requires_key: bool) -> None:
 def _add_metrics(router: Router, metrics: "ServerMetrics", *, key: str) -> None:
     from antiphon.server.metrics.handler import MetricsHandler
 
-    # With a key of its own, the handler checks it. Otherwise the keys of all projects are accepted.
+    # With a key of its own, the handler checks it. Otherwise keys of all projects with the scope `admin` are accepted.
     router.add("GET", "/metrics", MetricsHandler(metrics, key=key).show, public=bool(key))
 
 

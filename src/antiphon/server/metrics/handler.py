@@ -16,7 +16,7 @@ class MetricsHandler:
 
     async def show(self, http_request: HttpRequest) -> None:
         if self._authenticator is not None:
-            self._authenticator.authenticate(http_request.headers)
+            await self._authenticator.authenticate(http_request.headers)
             if http_request.mark_authenticated is not None:
                 http_request.mark_authenticated()
         await http_request.respond_text(await self._metrics.write(), CONTENT_TYPE)

@@ -1,12 +1,19 @@
 """One client's WebSocket connection: parses its messages and passes them to lanes, within limits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from antiphon.engine.respond.run import Run
-from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter, RateLimited, UnsupportedParameter
+from antiphon.errors import (
+    AntiphonError,
+    InvalidApiKey,
+    InvalidRequest,
+    MissingParameter,
+    RateLimited,
+    UnsupportedParameter,
+)
 from antiphon.offload import mark_large
 from antiphon.protocol import codec
 from antiphon.protocol.codec import DecodedRequest
@@ -33,9 +40,17 @@ class WebSocketConnection:
     """Reads messages until the client disconnects, or until a graceful close is complete."""
 
     def __init__(
-        self, state: ConnectionState, *, max_bytes: int, max_values: int, max_seconds: float, write_timeout: float
+        self,
+        state: ConnectionState,
+        *,
+        check_key: Callable[[], Awaitable[None]],
+        max_bytes: int,
+        max_values: int,
+        max_seconds: float,
+        write_timeout: float,
     ) -> None:
         self._state = state
+        self._check_key = check_key
         self._max_bytes = max_bytes
         self._max_values = max_values
         self._max_seconds = max_seconds
@@ -113,6 +128,13 @@ class WebSocketConnection:
     # Messages
 
     async def _handle_message(self, message: str | bytes) -> None:
+        try:
+            await self._check_key()
+        except AntiphonError as refusal:
+            await self._state.write_error(refusal)
+            if isinstance(refusal, InvalidApiKey):  # it was revoked or has expired
+                self.close_gracefully(refusal)
+            return
         if isinstance(message, bytes):
             error = InvalidRequest("A message must be JSON in a text frame; this one is binary.", code="invalid_json")
             await self._state.write_error(error)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable, UpgradeRequired
+from antiphon.server.auth import Authenticator
 from antiphon.server.http import HttpRequest
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.websocket.socket import UpgradeRequest
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class WebSocketHandler:
     """Serves WebSocket connections."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
         self._engine = engine
         self._settings = settings
         self._keepalive = Keepalive(settings.keepalive_seconds)
@@ -34,6 +36,7 @@ class WebSocketHandler:
         limit = self._settings.max_body_bytes
         connection = WebSocketConnection(
             ConnectionState(self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat),
+            check_key=lambda: self._authenticator.check_again(http_request.headers),
             max_bytes=limit,
             max_values=self._settings.max_body_values,
             max_seconds=self._settings.websocket_max_seconds,

@@ -26,6 +26,7 @@ from antiphon.store.base import (
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
 from antiphon.store.memory.containers import MemoryContainers
 from antiphon.store.memory.conversations import MemoryConversations
+from antiphon.store.memory.keys import MemoryKeys
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
 from antiphon.store.record import (
     EventBatch,
@@ -349,7 +350,7 @@ class MemoryPrompts(MemoryTables):
         return self._tables.prompts.pop((project, prompt_id), None) is not None
 
 
-class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryHostedSteps, MemoryPrompts, MemoryContainers):
+class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryHostedSteps, MemoryPrompts, MemoryKeys, MemoryContainers):
     """All parts of a store on one set of tables."""
 
 

@@ -18,6 +18,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import OnChange
 from antiphon.store.containers import ContainerFileRow, ContainerRow
+from antiphon.store.keys import StoredKey
 from antiphon.store.record import (
     EventBatch,
     ForeignItem,
@@ -86,6 +87,7 @@ class Tables(msgspec.Struct):
     prompts: dict[Key, dict[str, PromptRow]] = {}
     hosted_steps: dict[Key, list[bytes]] = {}
     effect_claims: dict[Key, int | None] = {}
+    api_keys: dict[str, StoredKey] = {}
     containers: dict[Key, ContainerRow] = {}
     container_files: dict[Key, dict[str, ContainerFileRow]] = {}
     next_positions: Iterator[int] = msgspec.field(default_factory=itertools.count)

@@ -6,6 +6,7 @@ from antiphon.store.postgres.conversations import PostgresConversations
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import PostgresEventLog
 from antiphon.store.postgres.hosted_steps import PostgresHostedSteps
+from antiphon.store.postgres.keys import PostgresKeys
 from antiphon.store.postgres.responses import PostgresResponses
 from antiphon.store.postgres.runs import PostgresRunQueue
 from antiphon.store.postgres.writer import GroupedStatement
@@ -64,5 +65,6 @@ class PostgresStore(
     PostgresRunQueue,
     PostgresHostedSteps,
     PostgresPrompts,
+    PostgresKeys,
 ):
     """All parts of a store on one database. They share the writer, so one transaction can span several parts."""

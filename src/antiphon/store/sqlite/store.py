@@ -9,6 +9,7 @@ from antiphon.store.sqlite.conversations import SqliteConversations
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import SqliteEventLog
 from antiphon.store.sqlite.hosted_steps import SqliteHostedSteps
+from antiphon.store.sqlite.keys import SqliteKeys
 from antiphon.store.sqlite.responses import SqliteResponses
 from antiphon.store.sqlite.runs import SqliteRunQueue
 from antiphon.store.sqlite.space import SqliteSpace
@@ -54,6 +55,7 @@ class SqliteStore(
     SqliteRunQueue,
     SqliteHostedSteps,
     SqlitePrompts,
+    SqliteKeys,
     SqliteContainers,
     SqliteSpace,
 ):

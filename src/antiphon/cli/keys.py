@@ -1,0 +1,156 @@
+"""`antiphon keys`: create, list, revoke and rotate the API keys in the store."""
+
+import asyncio
+import secrets
+import time
+from argparse import Namespace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from antiphon.cli.settings import load_settings
+from antiphon.errors import ConfigError
+from antiphon.store.keys import KEY_PREFIX, KeyStore, StoredKey, compute_digest
+from antiphon.store.location import locate_store
+
+_KEY_BYTES = 32
+_ID_BYTES = 12
+_COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
+
+
+def run(arguments: Namespace) -> int:
+    settings = load_settings(arguments, store=arguments.store)
+    if settings.store.startswith("memory:"):
+        raise ConfigError("A memory store has no lasting keys: its data is lost when the server ends. Set api_keys.")
+    asyncio.run(_execute(settings.store, arguments))
+    return 0
+
+
+async def _execute(url: str, arguments: Namespace) -> None:
+    commands = {"create": _create, "list": _list, "revoke": _revoke, "rotate": _rotate}
+    store = locate_store(url)
+    await store.open()
+    try:
+        await commands[arguments.keys_command](store, arguments)
+    finally:
+        await store.close()
+
+
+async def _create(store: KeyStore, arguments: Namespace) -> None:
+    secret = _make_secret()
+    now = int(time.time())
+    key = StoredKey(
+        id=f"key_{secrets.token_hex(_ID_BYTES)}",
+        digest=compute_digest(secret.encode()),
+        project=arguments.project,
+        name=arguments.name or "",
+        scopes=tuple(sorted(set(arguments.scope or ("inference",)))),
+        created_at=now,
+        expires_at=None if arguments.expires is None else now + arguments.expires,
+    )
+    await store.save_key(key)
+    _print_secret(key, secret, arguments)
+
+
+async def _list(store: KeyStore, arguments: Namespace) -> None:
+    keys = await store.list_keys()
+    now = time.time()
+    if arguments.json:
+        print(msgspec.json.encode([_describe(key, now) for key in keys]).decode())
+    elif keys:
+        _print_table([_COLUMNS, *(_make_row(key, now) for key in keys)])
+    else:
+        print("There are no keys. 'antiphon keys create --project NAME' creates one.")
+
+
+async def _revoke(store: KeyStore, arguments: Namespace) -> None:
+    key = await _find(store, arguments.id)
+    revoked = await store.revoke_key(key.id, int(time.time()))
+    print(f"{key.id} is revoked." if revoked else f"{key.id} was revoked already.")
+
+
+async def _rotate(store: KeyStore, arguments: Namespace) -> None:
+    key = await _find(store, arguments.id)
+    now = int(time.time())
+    expires_at = key.expires_at if arguments.expires is None else now + arguments.expires
+    if expires_at is not None and expires_at <= now:
+        raise ConfigError(f"The key {key.id} has expired. Give it a new time with --expires.")
+    secret = _make_secret()
+    digest = compute_digest(secret.encode())
+    if not await store.rotate_key(key.id, digest, expires_at):
+        raise ConfigError(f"The key {key.id} is revoked. Create a new one.")
+    _print_secret(key._replace(digest=digest, expires_at=expires_at), secret, arguments)
+
+
+async def _find(store: KeyStore, key_id: str) -> StoredKey:
+    for key in await store.list_keys():
+        if key.id == key_id:
+            return key
+    raise ConfigError(f"There is no key {key_id!r}. 'antiphon keys list' shows the ids.")
+
+
+def _make_secret() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def _print_secret(key: StoredKey, secret: str, arguments: Namespace) -> None:
+    if arguments.json:
+        fields = {
+            "id": key.id,
+            "key": secret,
+            "project": key.project,
+            "name": key.name,
+            "scopes": key.scopes,
+            "created_at": key.created_at,
+            "expires_at": key.expires_at,
+        }
+        print(msgspec.json.encode(fields).decode())
+        return
+    print(f"id       {key.id}")
+    print(f"project  {_clean(key.project)}")
+    print(f"scopes   {', '.join(key.scopes)}")
+    print(f"expires  {_format_time(key.expires_at, 'never')}")
+    print(f"key      {secret}")
+    print("Store the key now: it cannot be shown again.")
+
+
+def _describe(key: StoredKey, now: float) -> dict[str, Any]:
+    """Return a key as JSON shows it, without its digest."""
+    fields = {**key._asdict(), "status": _find_status(key, now)}
+    del fields["digest"]
+    return fields
+
+
+def _find_status(key: StoredKey, now: float) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= now else "active"
+
+
+def _make_row(key: StoredKey, now: float) -> tuple[str, ...]:
+    return (
+        key.id,
+        _clean(key.project),
+        _clean(key.name) or "-",
+        ",".join(key.scopes),
+        _find_status(key, now),
+        _format_time(key.created_at, "-"),
+        _format_time(key.expires_at, "never"),
+        _format_time(key.last_used_at, "never"),
+    )
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _clean(text: str) -> str:
+    """Return a text without characters that could control a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _format_time(seconds: int | None, absent: str) -> str:
+    return absent if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"

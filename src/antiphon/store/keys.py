@@ -1,0 +1,50 @@
+"""API keys as a store has them. The keys themselves are not stored, only their SHA-256."""
+
+import hashlib
+from typing import NamedTuple, Protocol
+
+KEY_PREFIX = "sk-antiphon-"
+
+
+def compute_digest(key: bytes) -> bytes:
+    """Return the digest under which a key is stored. Keys are random, so that a fast hash is enough."""
+    return hashlib.sha256(key).digest()
+
+
+class StoredKey(NamedTuple):
+    """An API key. `digest` is the SHA-256 of its text. Times are in seconds since 1970."""
+
+    id: str
+    digest: bytes
+    project: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: int
+    expires_at: int | None = None
+    revoked_at: int | None = None
+    last_used_at: int | None = None
+
+
+class KeyStore(Protocol):
+    """The API keys of all projects. Revoked and expired keys stay, so that the list shows them."""
+
+    async def save_key(self, key: StoredKey) -> None:
+        """Save a new key. Its id and its digest must be new."""
+
+    async def find_key(self, digest: bytes) -> StoredKey | None:
+        """Return the key with this digest, or None. It may be revoked or expired."""
+
+    async def list_keys(self) -> list[StoredKey]:
+        """Return all keys, the oldest first."""
+
+    async def has_keys(self) -> bool:
+        """Return True if there is a key. A revoked or expired one counts too."""
+
+    async def revoke_key(self, key_id: str, revoked_at: int) -> bool:
+        """Revoke a key. Return False if there is none, or if it is revoked already."""
+
+    async def rotate_key(self, key_id: str, digest: bytes, expires_at: int | None) -> bool:
+        """Replace the digest and the expiry of a key. Return False if there is none, or if it is revoked."""
+
+    async def record_key_use(self, key_id: str, used_at: int, *, interval: int) -> None:
+        """Set the last use of a key, unless it is less than `interval` seconds old."""
