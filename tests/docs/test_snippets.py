@@ -1,8 +1,9 @@
 """Every Python snippet of the documentation runs, in order, against a real server.
 
 A comment on a page selects the backend for its snippets: `<!-- server: scripted -->` with the example script,
-`<!-- server: hosted -->` with tools that the server runs, or `<!-- server: embedded -->`, the default. The scripted
-backends answer the same way every time, so a text block after a snippet must equal the output of the snippet.
+`<!-- server: hosted -->` with tools that the server runs, `<!-- server: keyed -->` with the example script and a store
+that commands in the snippets use too, or `<!-- server: embedded -->`, the default. The scripted backends answer the
+same way every time, so a text block after a snippet must equal the output of the snippet.
 """
 
 import io
@@ -95,6 +96,11 @@ def choose_options(server: str, folder: Path) -> Iterator[list[str]]:
         pytest.importorskip("mcp")
         with run_services(folder) as options:
             yield options
+    elif server == "keyed":
+        url = f"sqlite:///{folder}/antiphon.db"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANTIPHON_STORE", url)
+            yield [*OPTIONS["scripted"], "--store", url]
     else:
         yield OPTIONS[server]
 
