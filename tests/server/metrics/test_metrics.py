@@ -17,6 +17,7 @@ from antiphon.upstream.circuit_breaker import FAILURE_THRESHOLD
 from antiphon.upstream.network_errors import Unreachable
 from support.live_server import TIMEOUT, LiveServer, make_settings
 from support.prometheus import Family, parse_metrics
+from support.websocket_client import WebSocketClient
 
 SCRIPT = {
     "models": ["scripted", 'odd "name"\\'],
@@ -111,6 +112,19 @@ def test_first_token_is_measured_once_per_stream(measured: LiveServer) -> None:
         create_response(measured, text, stream=True)
     create_response(measured, "not streamed")
     assert read(measured)["antiphon_time_to_first_token_seconds"].get("_count") == 2
+
+
+def test_websocket_is_counted_without_its_duration(measured: LiveServer) -> None:
+    with WebSocketClient(measured) as client:
+        client.ask("one two")
+    upgrade = {"route": "/v1/responses", "method": "GET", "status": "1xx"}
+    families = read_until(
+        measured, lambda families: ("", upgrade, 1) in families["antiphon_http_requests_total"].samples
+    )
+    assert families["antiphon_responses_total"].get(status="completed") == 1
+    assert families["antiphon_input_tokens_total"].get(model="scripted") == 2
+    routes = [labels["route"] for _, labels, _ in families["antiphon_http_request_duration_seconds"].samples]
+    assert "/v1/responses" not in routes
 
 
 def test_queue_and_responses_in_progress_are_read(measured: LiveServer) -> None:
