@@ -110,3 +110,15 @@ def test_other_commands_print_the_warnings(monkeypatch, script, capfd):
     assert capfd.readouterr().err == (
         "antiphon: warning: Unknown environment variable ANTIPHON_STROE is ignored. Did you mean ANTIPHON_STORE?\n"
     )
+
+
+def test_key_in_the_store_allows_other_addresses(home, script, capfd):
+    (home / "antiphon.toml").write_text(f'host = "0.0.0.0"\nport = 0\nstore = "sqlite:///{home}/store.db"')
+    assert check(capfd)[0] == 1
+    assert main(["db", "migrate"]) == 0
+    capfd.readouterr()
+    assert check(capfd)[0] == 1
+    assert main(["keys", "create", "--project", "p"]) == 0
+    capfd.readouterr()
+    assert check(capfd)[0] == 0
+    assert main(["doctor"]) == 0

@@ -1,11 +1,13 @@
 """`antiphon config check`: show all problems of the settings without starting anything."""
 
+import asyncio
 from argparse import Namespace
 from collections.abc import Iterator
 
 from antiphon.backends.registry import create
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
+from antiphon.cli.stored_keys import has_deciding_keys
 from antiphon.config import Settings, find_file, hide_password
 from antiphon.engine.assembly import make_containers
 from antiphon.engine.sealing import read_secrets
@@ -25,9 +27,10 @@ def run(arguments: Namespace) -> int:
     except ConfigProblems as error:
         problems, warnings, summary = list(error.problems), [], []
     else:
-        found = [*find_problems(settings), *find_backend_problems(settings)]
+        has_keys = asyncio.run(has_deciding_keys(settings))
+        found = [*find_problems(settings, has_stored_keys=has_keys), *find_backend_problems(settings)]
         problems = [hide_secrets(problem, settings) for problem in found]
-        warnings = find_warnings(settings)
+        warnings = find_warnings(settings, has_stored_keys=has_keys)
         summary = list(_summarize(settings, str(find_file(arguments.config) or "none")))
     for warning in warnings:
         print(f"warning: {warning}")
@@ -39,14 +42,14 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def find_problems(settings: Settings) -> list[str]:
+def find_problems(settings: Settings, *, has_stored_keys: bool) -> list[str]:
     """Return the problems, apart from those of backends, with which a server would not start.
 
     Nothing is opened, created or requested. The modules of `agent_tools` are imported, as a server does.
     """
     found = ProblemCollector()
     with found.collect():
-        check_exposure(settings)
+        check_exposure(settings, has_stored_keys=has_stored_keys)
     store = None
     with found.collect_at("store"):
         store = locate_store("memory:" if settings.stateless else settings.store)
@@ -80,12 +83,12 @@ def find_backend_problems(settings: Settings) -> list[str]:
     return found.problems
 
 
-def find_warnings(settings: Settings) -> list[str]:
+def find_warnings(settings: Settings, *, has_stored_keys: bool) -> list[str]:
     """Return the warnings that a server with these settings would log."""
     found = ProblemCollector()
     exposure = None
     with found.collect():
-        exposure = check_exposure(settings)
+        exposure = check_exposure(settings, has_stored_keys=has_stored_keys)
     return [*settings.warnings, *([exposure] if exposure else [])]
 
 

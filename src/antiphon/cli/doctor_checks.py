@@ -19,6 +19,7 @@ from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.cli.config import find_problems, find_warnings
 from antiphon.cli.extras import find_missing_packages
 from antiphon.cli.settings import server_url
+from antiphon.cli.stored_keys import has_deciding_keys
 from antiphon.config import BackendSettings, Settings, find_file, hide_password
 from antiphon.engine.assembly import SEAL_FILE
 from antiphon.engine.sealing import load_secrets, read_secrets
@@ -74,7 +75,7 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     ]
     checks.append(_run_check("port", check_port(settings)))
     results = await asyncio.gather(*checks)
-    findings = check_settings(settings, config)
+    findings = check_settings(settings, config, has_stored_keys=await has_deciding_keys(settings))
     for found in results:
         findings += found
     return [*findings, *check_extras(settings), check_clock()]
@@ -89,9 +90,15 @@ async def _run_check(name: str, check: Coroutine[Any, Any, list[Finding]]) -> li
         return [problem(name, " ".join(str(error).split()), "Correct this, then run the command again.")]
 
 
-def check_settings(settings: Settings, config: Path | None) -> list[Finding]:
-    findings = [problem("settings", " ".join(text.split()), _SETTINGS_ADVICE) for text in find_problems(settings)]
-    findings += [warning("settings", text, "A server starts nevertheless.") for text in find_warnings(settings)]
+def check_settings(settings: Settings, config: Path | None, *, has_stored_keys: bool) -> list[Finding]:
+    findings = [
+        problem("settings", " ".join(text.split()), _SETTINGS_ADVICE)
+        for text in find_problems(settings, has_stored_keys=has_stored_keys)
+    ]
+    findings += [
+        warning("settings", text, "A server starts nevertheless.")
+        for text in find_warnings(settings, has_stored_keys=has_stored_keys)
+    ]
     return findings or [ok("settings", str(find_file(config) or "no file: the defaults and the environment"))]
 
 

@@ -8,9 +8,11 @@ class StoreCondition(Struct, frozen=True, kw_only=True):
 
     `schema` is its version, 0 for a new database, and `newest` the version that this program needs. `refusal` is the
     reason why nothing can be written now. `clock_offset` is the time of the database's clock after ours, in seconds.
+    `has_keys`: there are API keys in it, valid or not.
     """
 
     schema: int
     newest: int
     refusal: str | None = None
     clock_offset: float = 0.0
+    has_keys: bool = False

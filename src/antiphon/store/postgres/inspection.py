@@ -19,6 +19,9 @@ async def inspect_database(url: str) -> StoreCondition:
         connection = await PostgresConnector(address).connect()
         try:
             schema = await read_version(connection)
+            # Older schemas do not have the table.
+            has_table = await connection.fetchval("SELECT to_regclass('api_keys') IS NOT NULL")
+            has_keys = has_table and await connection.fetchval("SELECT EXISTS (SELECT 1 FROM api_keys)")
             started = time.time()
             is_read_only, now = await connection.fetchrow(_STATE)
             ended = time.time()
@@ -31,4 +34,5 @@ async def inspect_database(url: str) -> StoreCondition:
         newest=read_migrations("postgres")[-1].version,
         refusal="the database is read-only" if is_read_only else None,
         clock_offset=now - (started + ended) / 2,
+        has_keys=has_keys,
     )

@@ -18,12 +18,20 @@ def inspect_file(path: Path) -> StoreCondition:
         )
         try:
             (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            has_keys = _has_keys(connection)
             refusal = _find_refusal(connection)
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise ConfigError(f"The store {path} cannot be opened: {error}.") from None
-    return StoreCondition(schema=schema, newest=read_migrations()[-1].version, refusal=refusal)
+    return StoreCondition(schema=schema, newest=read_migrations()[-1].version, refusal=refusal, has_keys=has_keys)
+
+
+def _has_keys(connection: sqlite3.Connection) -> bool:
+    # Older schemas do not have the table.
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'api_keys'").fetchone() is None:
+        return False
+    return connection.execute("SELECT 1 FROM api_keys LIMIT 1").fetchone() is not None
 
 
 def _find_refusal(connection: sqlite3.Connection) -> str | None:
