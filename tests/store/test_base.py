@@ -45,6 +45,7 @@ CALLS = {
     "stop_renewing": lambda store, _: store.stop_renewing("us", "p", "resp_1"),
     "mark_watched": lambda store, _: store.mark_watched("p", "resp_1"),
     "request_cancel": lambda store, _: store.request_cancel("p", "resp_1"),
+    "count_waiting": lambda store, _: store.count_waiting(),
     "save_prompt": lambda store, _: store.save_prompt("p", "pmpt_1", "1", b"{}", 1),
     "load_prompt": lambda store, _: store.load_prompt("p", "pmpt_1", None),
     "list_prompts": lambda store, _: store.list_prompts("p"),
