@@ -62,7 +62,7 @@ async def run_program(code: str) -> int:
     return await process.wait()
 
 
-@pytest.fixture(params=["memory", "sqlite", "server", "engine"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "server", "engine"])
 async def session(
     request: pytest.FixtureRequest, tmp_path: Path, shared_server: SharedServer
 ) -> AsyncIterator[Session]:
@@ -72,6 +72,11 @@ async def session(
         opened = MemorySession()
     elif request.param == "sqlite":
         opened = SqliteSession(tmp_path / "chats.db", "chat_1")
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        from antiphon.store.postgres.session import PostgresSession
+
+        opened = PostgresSession(url, "chat_1")
     elif request.param == "server":
         opened = await ConversationSession.create(base_url=f"{shared_server.server.url}/v1")
     else:

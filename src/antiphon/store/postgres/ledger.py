@@ -1,38 +1,19 @@
 """The ledger of agent runs in PostgreSQL, in the same database as the store."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
-from antiphon.errors import Unavailable
-from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation, find_first_run
-from antiphon.store.migration_files import read_migrations
-from antiphon.store.postgres.connection import (
-    CONNECTION_ERRORS,
-    PostgresConnector,
-    ServerAddress,
-    close,
-    describe_error,
-    explain_refusal,
-)
-from antiphon.store.postgres.migrations import migrate
+from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, find_first_run
+from antiphon.store.postgres.agent_connection import NOW, AgentConnection
 
 if TYPE_CHECKING:
     from asyncpg import Connection
-
-T = TypeVar("T")
-
-# The present: a parameter in tests, else the clock of the database.
-_NOW = "coalesce($1::float8, extract(epoch FROM clock_timestamp())::float8)"
 
 LOCK_HELD = "SELECT 1 FROM agent_runs WHERE run_id = $1 AND owner = $2 FOR NO KEY UPDATE"
 APPEND = "INSERT INTO agent_entries (run_id, number, entry) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING 1"
 IS_EQUAL = "SELECT entry = $3 FROM agent_entries WHERE run_id = $1 AND number = $2"
 UPDATE_RUN = f"""
-WITH clock AS (SELECT {_NOW} AS now)
+WITH clock AS (SELECT {NOW} AS now)
 INSERT INTO agent_runs (run_id, created_at, updated_at, active_at, status, title)
 SELECT $2, floor(now)::bigint, floor(now)::bigint, now, coalesce($3, ''), $4 FROM clock
 ON CONFLICT (run_id) DO UPDATE SET
@@ -43,20 +24,20 @@ ON CONFLICT (run_id) DO UPDATE SET
 """
 READ = "SELECT entry FROM agent_entries WHERE run_id = $1 ORDER BY number"
 HOLD = f"""
-WITH clock AS (SELECT {_NOW} AS now)
+WITH clock AS (SELECT {NOW} AS now)
 UPDATE agent_runs SET owner = $3, leased_until = now + $4, active_at = now FROM clock
 WHERE run_id = $2 AND owner IN ('', $3, $5) RETURNING 1
 """
 RELEASE = f"""
-WITH clock AS (SELECT {_NOW} AS now)
+WITH clock AS (SELECT {NOW} AS now)
 UPDATE agent_runs SET owner = '', leased_until = 0, active_at = now FROM clock WHERE run_id = $2 AND owner = $3
 """
 FIND_LEASE = f"""
-WITH clock AS (SELECT {_NOW} AS now)
+WITH clock AS (SELECT {NOW} AS now)
 SELECT owner, leased_until - now, now - active_at FROM agent_runs, clock WHERE run_id = $2
 """
 LIST = f"""
-WITH clock AS (SELECT {_NOW} AS now)
+WITH clock AS (SELECT {NOW} AS now)
 SELECT run_id, created_at, updated_at, status, title, owner, leased_until - now, now - active_at
 FROM agent_runs, clock ORDER BY position DESC LIMIT $2
 """
@@ -66,21 +47,11 @@ FIND_SUBAGENTS = "SELECT run_id FROM agent_runs WHERE run_id > $1 || ':' AND run
 DELETE = ("DELETE FROM agent_entries WHERE run_id = $1", "DELETE FROM agent_runs WHERE run_id = $1")
 
 
-class PostgresLedger:
-    """A ledger in a PostgreSQL database, for agents on several machines. The tables are created on first use.
-
-    Leases use the clock of the database, or `now` in tests. One ledger can serve several event loops, one after the
-    other. If the database cannot be reached, operations raise StoreUnavailable, and later ones connect again.
-    """
+class PostgresLedger(AgentConnection):
+    """A ledger in a PostgreSQL database, for agents on several machines."""
 
     def __init__(self, url: str, *, now: Callable[[], float] | None = None) -> None:
-        self._address = ServerAddress(url)
-        self._clock = now
-        self._connection: Connection[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = asyncio.Lock()
-        self._is_migrated = False
-        self._is_closed = False
+        super().__init__(url, noun="ledger", now=now)
 
     async def append(
         self,
@@ -147,70 +118,3 @@ class PostgresLedger:
             return True
 
         return await self._write(delete)
-
-    async def close(self) -> None:
-        self._is_closed = True
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await _discard(connection, self._loop)
-
-    async def _write(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
-        return await defer_cancellation(asyncio.ensure_future(self._run(work)))
-
-    async def _run(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
-        """Run work in a transaction. It is repeated once if the connection was lost."""
-        try:
-            try:
-                return await self._transact(work)
-            except CONNECTION_ERRORS:
-                return await self._transact(work)
-        except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-            described = describe_error(error)
-            raise described from described.__cause__
-
-    async def _transact(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
-        async with self._use() as connection, connection.transaction():
-            return await work(connection)
-
-    @asynccontextmanager
-    async def _use(self) -> "AsyncIterator[Connection[Any]]":
-        if self._is_closed:
-            raise Unavailable("The ledger is closed.")
-        if self._loop is not asyncio.get_running_loop():
-            former, self._connection = self._connection, None
-            loop, self._loop = self._loop, asyncio.get_running_loop()
-            self._lock = asyncio.Lock()
-            if former is not None:
-                await _discard(former, loop)
-        async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await self._connect()
-            try:
-                yield self._connection
-            except CONNECTION_ERRORS:
-                self._connection.terminate()
-                raise
-
-    async def _connect(self) -> "Connection[Any]":
-        connector = PostgresConnector(self._address)
-        try:
-            connection = await connector.connect()
-            if not self._is_migrated:
-                await migrate(connection, read_migrations("postgres"), name=str(self._address))
-                self._is_migrated = True
-            return connection
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            if self._is_migrated:
-                raise
-            raise explain_refusal(self._address, error) from None
-
-    def _read_clock(self) -> float | None:
-        return None if self._clock is None else float(self._clock())
-
-
-async def _discard(connection: "Connection[Any]", loop: asyncio.AbstractEventLoop | None) -> None:
-    """Close a connection. One that belongs to a closed event loop is only dropped."""
-    if loop is asyncio.get_running_loop():
-        await close(connection)
-    elif loop is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(connection.terminate)
