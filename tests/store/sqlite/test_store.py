@@ -15,7 +15,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, StoredResponse
 from antiphon.store.record import pack_response
-from antiphon.store.sqlite import containers, conversations, events, hosted_steps, leases, responses, runs
+from antiphon.store.sqlite import containers, conversations, events, hosted_steps, keys, leases, responses, runs
 from antiphon.store.sqlite import store as store_module
 from antiphon.store.sqlite.database import RowInsert
 from antiphon.store.sqlite.migrations import migrate, read_migrations
@@ -32,6 +32,7 @@ STATEMENTS = {
     for name, statement in vars(module).items()
     if name.isupper() and name[0] != "_" and isinstance(statement, str | RowInsert)
 }
+STATEMENTS["keys.FIND"] = keys.FIND  # the others read or change the few keys on behalf of an administrator
 
 
 @pytest.fixture
