@@ -68,6 +68,6 @@ def find_fault(folder: Path, cell: tuple[str, ...], answer: str) -> str:
         return "the process had an effect after the interruption"
     if way in ("kill", "lease lost") and point == "after effect" and first != "1":
         return "the interruption came at another point"
-    # With "retry" the receiver of the calls recognizes the key. With "tell" the model is told and decides.
+    # With "retry" the receiver of the calls recognizes the key. With "tell" the model reads it and decides.
     most, least = (2 if policy == "retry" else 1), (0 if policy == "tell" else 1)
     return "" if least <= len(effects) <= most else f"it had {len(effects)} effects"

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 # Maximum time of a statement. A server that does not answer for so long counts as failed.
 STATEMENT_SECONDS = 30.0
-# Clients are told to try again after this time.
+# The Retry-After of the errors.
 RETRY_AFTER_SECONDS = 1.0
 
 FULL = "The store is full: there is no space left on the disk of its database."

@@ -52,7 +52,7 @@ from antiphon.tools.hosted.base import HostedCall
 
 logger = logging.getLogger(__name__)
 
-# A model that goes on calling hosted tools after the last allowed call is told so in this many rounds.
+# A model that goes on calling hosted tools after the last allowed call gets this many rounds with refusals.
 MAX_REFUSED_ROUNDS = 2
 UNEXPECTED = "The tool failed unexpectedly. See the server's log."
 UNKNOWN_OUTCOME = (
