@@ -1,13 +1,14 @@
 """Operations on whole conversations, shared by the SQL stores. Each has its own statements."""
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.record import pack_items, pack_metadata, unpack_conversation
+from antiphon.store.sql_work import SqlDatabase
 
 
 class ConversationWork(NamedTuple):
@@ -24,27 +25,12 @@ class ConversationWork(NamedTuple):
     append: Any
 
 
-class WorkQueue(Protocol):
-    def submit(self, work: Any, parameters: Sequence[object], /) -> Awaitable[Any]:
-        """Execute the work and return its result."""
-
-
-class SqlConversations:
+class SqlConversations(SqlDatabase):
     """Base of the classes that store conversations by SQL."""
 
     @property
     @abstractmethod
     def _work(self) -> ConversationWork: ...
-
-    _now: Callable[[], float]
-
-    @property
-    @abstractmethod
-    def _reader(self) -> WorkQueue: ...
-
-    @property
-    @abstractmethod
-    def _writer(self) -> WorkQueue: ...
 
     async def create_conversation(
         self,

@@ -7,6 +7,7 @@ from antiphon.errors import ServerError
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import HOLD
 from antiphon.store.postgres.writer import GroupedStatement
+from antiphon.store.sql_hosted_steps import HostedStepWork, SqlHostedSteps
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -29,20 +30,10 @@ SELECT count(*) FROM claimed
 EXPIRE_CLAIMS = "DELETE FROM effect_claims WHERE expires_at <= $1"
 
 
-class PostgresHostedSteps(PostgresDatabase):
-    async def append_hosted_steps(
-        self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
-    ) -> bool:
-        appended: bool = await self._writer.submit(_append, (project, response_id, first, tuple(steps), owner))
-        return appended
-
-    async def load_hosted_steps(self, project: str, response_id: str) -> list[bytes]:
-        rows = await self._reader.submit(LOAD, (project, response_id))
-        return [bytes(step) for (step,) in rows]
-
-    async def claim_effect(self, project: str, key: str, *, expires_at: int | None = None) -> bool:
-        claimed: int = await self._writer.submit(CLAIM, (project, key, expires_at))
-        return claimed > 0
+class PostgresHostedSteps(PostgresDatabase, SqlHostedSteps):
+    @property
+    def _hosted_work(self) -> HostedStepWork:
+        return _WORK
 
 
 async def _append(
@@ -56,3 +47,6 @@ async def _append(
     rows = [(project, response_id, number, step) for number, step in enumerate(steps, first)]
     await connection.executemany(APPEND, rows)
     return True
+
+
+_WORK = HostedStepWork(append=_append, load=LOAD, claim=CLAIM)

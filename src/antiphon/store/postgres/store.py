@@ -1,7 +1,5 @@
 """The PostgreSQL store, for several servers on one database. This module has the prompts and joins the other parts."""
 
-from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.postgres.conversations import PostgresConversations
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import PostgresEventLog
@@ -10,6 +8,7 @@ from antiphon.store.postgres.keys import PostgresKeys
 from antiphon.store.postgres.responses import PostgresResponses
 from antiphon.store.postgres.runs import PostgresRunQueue
 from antiphon.store.postgres.writer import GroupedStatement
+from antiphon.store.sql_prompts import PromptStatements, SqlPrompts, make_version_error
 
 SAVE = GroupedStatement(
     """
@@ -34,28 +33,13 @@ DELETE = GroupedStatement(
 )
 
 
-class PostgresPrompts(PostgresDatabase):
+class PostgresPrompts(PostgresDatabase, SqlPrompts):
+    _prompt_statements = PromptStatements(load=LOAD, load_newest=LOAD_NEWEST, list=LIST, delete=DELETE)
+
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         saved: int = await self._writer.submit(SAVE, (project, prompt_id, version, body, created_at))
         if not saved:
-            raise InvalidRequest(
-                f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
-            )
-
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
-        if version is None:
-            rows = await self._reader.submit(LOAD_NEWEST, (project, prompt_id))
-        else:
-            rows = await self._reader.submit(LOAD, (project, prompt_id, version))
-        return StoredPrompt(*rows[0]) if rows else None
-
-    async def list_prompts(self, project: str) -> list[PromptVersion]:
-        rows = await self._reader.submit(LIST, (project,))
-        return [PromptVersion(prompt_id, version, created_at) for prompt_id, _, version, created_at in sorted(rows)]
-
-    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
-        deleted: int = await self._writer.submit(DELETE, (project, prompt_id))
-        return deleted > 0
+            raise make_version_error(prompt_id, version)
 
 
 class PostgresStore(

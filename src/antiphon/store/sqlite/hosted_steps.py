@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from antiphon.errors import ServerError
+from antiphon.store.sql_hosted_steps import HostedStepWork, SqlHostedSteps
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import is_owned
 
@@ -18,20 +19,10 @@ CLAIM = "INSERT INTO effect_claims (project, key, expires_at) VALUES (?, ?, ?) O
 EXPIRE_CLAIMS = "DELETE FROM effect_claims WHERE expires_at <= ?"
 
 
-class SqliteHostedSteps(Database):
-    async def append_hosted_steps(
-        self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
-    ) -> bool:
-        appended: bool = await self._writer.submit(_append, (project, response_id, first, tuple(steps), owner))
-        return appended
-
-    async def load_hosted_steps(self, project: str, response_id: str) -> list[bytes]:
-        rows = await self._reader.submit(LOAD, (project, response_id))
-        return [bytes(step) for (step,) in rows]
-
-    async def claim_effect(self, project: str, key: str, *, expires_at: int | None = None) -> bool:
-        claimed: int = await self._writer.submit(CLAIM, (project, key, expires_at))
-        return claimed > 0
+class SqliteHostedSteps(Database, SqlHostedSteps):
+    @property
+    def _hosted_work(self) -> HostedStepWork:
+        return _WORK
 
 
 def _append(
@@ -45,3 +36,6 @@ def _append(
     for number, step in enumerate(steps, first):
         connection.execute(APPEND, (project, response_id, number, step))
     return True
+
+
+_WORK = HostedStepWork(append=_append, load=LOAD, claim=CLAIM)

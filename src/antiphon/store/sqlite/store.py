@@ -2,8 +2,7 @@
 
 import sqlite3
 
-from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion, StoredPrompt
+from antiphon.store.sql_prompts import PromptStatements, SqlPrompts, make_version_error
 from antiphon.store.sqlite.containers import SqliteContainers
 from antiphon.store.sqlite.conversations import SqliteConversations
 from antiphon.store.sqlite.database import Database
@@ -28,24 +27,11 @@ LIST = "SELECT id, place, version, created_at FROM prompts WHERE project = ?"
 DELETE = "DELETE FROM prompts WHERE project = ? AND id = ?"
 
 
-class SqlitePrompts(Database):
+class SqlitePrompts(Database, SqlPrompts):
+    _prompt_statements = PromptStatements(load=LOAD, load_newest=LOAD_NEWEST, list=LIST, delete=DELETE)
+
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         await self._writer.submit(_save, (project, prompt_id, version, body, created_at))
-
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
-        if version is None:
-            rows = await self._reader.submit(LOAD_NEWEST, (project, prompt_id))
-        else:
-            rows = await self._reader.submit(LOAD, (project, prompt_id, version))
-        return StoredPrompt(*rows[0]) if rows else None
-
-    async def list_prompts(self, project: str) -> list[PromptVersion]:
-        rows = await self._reader.submit(LIST, (project,))
-        return [PromptVersion(prompt_id, version, created_at) for prompt_id, _, version, created_at in sorted(rows)]
-
-    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
-        deleted: int = await self._writer.submit(DELETE, (project, prompt_id))
-        return deleted > 0
 
 
 class SqliteStore(
@@ -68,6 +54,4 @@ def _save(
     try:
         connection.execute(SAVE, (project, prompt_id, version, body, created_at))
     except sqlite3.IntegrityError:
-        raise InvalidRequest(
-            f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
-        ) from None
+        raise make_version_error(prompt_id, version) from None
