@@ -29,7 +29,7 @@
     └── ConfigError                a setting is invalid; the process does not start
 
 Each class defines the HTTP status, the error type and the default code, so no other module maps them. `retry_after` is
-in seconds and is set on errors that a later retry may avoid.
+in seconds and is set on errors that a later retry may avoid. Errors of the store have a default for it.
 """
 
 from typing import ClassVar
@@ -41,6 +41,7 @@ class AntiphonError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
+    default_retry_after: ClassVar[float | None] = None
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
@@ -49,7 +50,7 @@ class AntiphonError(Exception):
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
-        self.retry_after = retry_after
+        self.retry_after = retry_after if retry_after is not None else self.default_retry_after
 
 
 class InvalidRequest(AntiphonError):
@@ -163,6 +164,7 @@ class StoreUnavailable(Unavailable):
     """The store cannot be written to now. It has logged the cause, so the error is not logged with a traceback."""
 
     default_code = "store_unavailable"
+    default_retry_after = 1.0
 
 
 class StoreFull(StoreUnavailable):

@@ -1,12 +1,10 @@
-"""Servers whose database is deleted, replaced or full: they refuse writes, and acknowledge only what is stored."""
+"""Servers whose database is deleted or replaced: they refuse writes, and acknowledge only what is stored."""
 
-import resource
 import shutil
 import sqlite3
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -43,18 +41,6 @@ def wait_for_status(server: Victim, path: str, status: int) -> HttpResponse:
         assert time.monotonic() < deadline, server.log()
         time.sleep(0.05)
     return response
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB. Only a system administrator can mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True)
-    if mount.returncode:
-        pytest.skip("no file system can be mounted")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def find_errors(server: Victim) -> list[str]:
@@ -130,46 +116,3 @@ def test_server_continues_when_the_same_file_is_back(victim: StartVictim) -> Non
     assert server.ask("POST", f"/v1/responses/{running}/cancel").json["status"] == "cancelled"
     assert len([line for line in find_errors(server) if "the store is lost, nothing" in line]) == 1
     assert len([line for line in server.log().splitlines() if "works again" in line]) == 1
-
-
-def test_full_disk_refuses_writes_until_files_are_deleted(victim: StartVictim, small_disk: Path) -> None:
-    path = small_disk / "store.db"
-    server = victim(script={"default": "Hi."}, store=f"sqlite:///{path}", store_min_free_bytes=100_000)
-    stored = {create(server).json["id"] for _ in range(3)}
-    assert server.ask("GET", "/readyz").status == 200
-    ballast = small_disk / "ballast"
-    with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    # No write has failed yet, but the next one would.
-    assert read_error(wait_for_status(server, "/readyz", 503)) == (503, "server_error", "store_full")
-    refused = [create(server, input="x" * 100_000), create(server, background=True), create(server, stream=True)]
-    assert [read_error(response) for response in refused] == [(503, "server_error", "store_full")] * 3
-    assert server.ask("GET", "/healthz").status == 200
-    assert create(server, store=False).status == 200
-    assert len([line for line in find_errors(server) if "cannot be written to: database or disk is full" in line]) == 1
-    ballast.unlink()
-    wait_for_status(server, "/readyz", 200)
-    stored |= {create(server).json["id"] for _ in range(3)}
-    server.stop()
-    assert stored <= read_ids(path)
-
-
-def test_limited_file_size_refuses_writes_until_it_is_raised(victim: StartVictim) -> None:
-    server = victim(script={"default": "Hi."})
-    path = server.folder / "store.db"
-    stored = {create(server).json["id"] for _ in range(3)}
-    size = max(file.stat().st_size for file in server.folder.glob("store.db*"))
-    _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, hard))
-    refused = [create(server, input="x" * 200_000) for _ in range(3)]
-    # SQLite reports an I/O error.
-    assert [read_error(response) for response in refused] == [(503, "server_error", "store_unavailable")] * 3
-    assert read_error(wait_for_status(server, "/readyz", 503)) == (503, "server_error", "store_unavailable")
-    assert server.ask("GET", "/healthz").status == 200
-    assert len([line for line in find_errors(server) if "cannot be written to: disk I/O error" in line]) == 1
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
-    wait_for_status(server, "/readyz", 200)
-    stored |= {create(server).json["id"] for _ in range(3)}
-    server.stop()
-    assert stored <= read_ids(path)

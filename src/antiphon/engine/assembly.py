@@ -54,7 +54,10 @@ def build_engine(settings: Settings) -> Engine:
         policy=make_policy(settings),
         sealer=sealer,
         files=FileServiceLoader(
-            locate_files(url, settings.data_dir), limits=settings.files, embeddings=settings.embeddings
+            locate_files(url, settings.data_dir),
+            limits=settings.files,
+            embeddings=settings.embeddings,
+            store_limits=limits,
         ),
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),

@@ -331,6 +331,27 @@ def test_error_of_the_server_is_described(error: Exception, kind: type[ServerErr
     assert described.retry_after == (1.0 if issubclass(kind, StoreUnavailable) else None)
 
 
+async def test_full_disk_of_the_server_is_reported_until_there_is_space(
+    store: PostgresStore, postgres_schema: EmptySchema, make_stored: MakeStored
+) -> None:
+    """A trigger raises the error that PostgreSQL raises if it cannot extend a file."""
+    postgres_schema.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON responses EXECUTE FUNCTION refuse()"
+    )
+    try:
+        with pytest.raises(StoreFull) as refused:
+            await store.save("p", make_stored("resp_1"))
+        assert (refused.value.code, refused.value.retry_after) == ("store_full", 1.0)
+        assert isinstance(store.failure, StoreFull)
+    finally:
+        postgres_schema.execute("DROP FUNCTION refuse CASCADE")
+    await store.save("p", make_stored("resp_2"))
+    assert store.failure is None
+    assert await store.load("p", "resp_1") is None
+
+
 async def test_changes_are_reported_to_other_processes(
     store: PostgresStore, postgres_url: str, make_stored: MakeStored
 ) -> None:

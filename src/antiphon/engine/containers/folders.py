@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from antiphon.store.files.content import describe_os_error
 from antiphon.tools.hosted.code_interpreter.sandbox import DATA_FOLDER
 
 _ID = re.compile(r"cntr_[A-Za-z0-9]{1,59}")
@@ -40,9 +41,13 @@ class ContainerFolders:
         return self._root / container_id
 
     def create(self, container_id: str) -> None:
+        """Create the folder of a container. Raises StoreUnavailable if the disk is full or cannot be written to."""
         folder = self.locate(container_id)
-        for parent in (folder.parent, folder, folder / DATA_FOLDER):
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            for parent in (folder.parent, folder, folder / DATA_FOLDER):
+                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise describe_os_error(error) from None
 
     def delete(self, container_id: str) -> None:
         shutil.rmtree(self.locate(container_id), ignore_errors=True)

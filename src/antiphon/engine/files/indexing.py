@@ -97,8 +97,20 @@ class Indexer:
             with suppress(AntiphonError):
                 await asyncio.shield(database.release_indexing(self._owner, job.position))
             raise
+        except StoreUnavailable:
+            await self._release(database, job)
+            raise
         finally:
             renewal.cancel()
+
+    async def _release(self, database: FileDatabase, job: IndexingJob) -> None:
+        """Return an entry to the queue, as soon as the store can be written to. The attempt does not count."""
+        while True:
+            try:
+                await database.release_indexing(self._owner, job.position)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _index_file(self, database: FileDatabase, job: IndexingJob) -> tuple[str, str] | None:
         """Save the chunks of a file. Return the code and message of the error, or None."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.config import EmbeddingSettings, FileLimits
 from antiphon.protocol.filters import Filter
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.tools.hosted.base import FoundText
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ class FileServiceLoader:
         *,
         limits: FileLimits | None = None,
         embeddings: EmbeddingSettings | None = None,
+        store_limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
         self._folder = folder
         self.limits = limits or FileLimits()
         self._embeddings = embeddings
+        self._store_limits = store_limits
         self._service: FileService | None = None
 
     @property
@@ -42,7 +45,9 @@ class FileServiceLoader:
         if self._service is None:
             from antiphon.engine.files.service import FileService
 
-            self._service = FileService(self._folder, limits=self.limits, embeddings=self._embeddings)
+            self._service = FileService(
+                self._folder, limits=self.limits, embeddings=self._embeddings, store_limits=self._store_limits
+            )
             self._service.start()
         return self._service
 

@@ -1,7 +1,9 @@
 """The contents of files on disk. A content is complete or absent: it is written under another name and renamed."""
 
 import asyncio
+import errno
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -12,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from antiphon.errors import ServerError, StoreFull, StoreUnavailable
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
@@ -66,7 +70,7 @@ class ContentFolder:
         except OSError as error:
             with suppress(OSError):
                 path.unlink()
-            raise _describe(error) from error
+            raise describe_os_error(error) from None
         return size, digest.hexdigest()
 
     async def delete(self, content_ids: Sequence[str]) -> None:
@@ -117,12 +121,18 @@ class ContentFolder:
 
 
 class ContentWriter:
-    """Writes a new content in threads. Either `commit` or `discard` ends it."""
+    """Writes a new content in threads. Either `commit` or `discard` ends it.
+
+    Errors of the disk are StoreFull or StoreUnavailable.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / f"{_TEMPORARY}{secrets.token_hex(16)}"
-        self._file = self._path.open("xb", buffering=0)
+        try:
+            self._file = self._path.open("xb", buffering=0)
+        except OSError as error:
+            raise describe_os_error(error) from None
         self._buffer = bytearray()
         self.size = 0
 
@@ -153,7 +163,7 @@ class ContentWriter:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
-            raise _describe(error) from error
+            raise describe_os_error(error) from None
 
     def _commit(self, content_id: str) -> None:
         self._flush()
@@ -162,7 +172,7 @@ class ContentWriter:
             self._file.close()
             _rename(self._path, self._folder / content_id)
         except OSError as error:
-            raise _describe(error) from error
+            raise describe_os_error(error) from None
 
 
 def _sync(descriptor: int) -> None:
@@ -178,9 +188,9 @@ def _rename(source: Path, target: Path) -> None:
         os.close(folder)
 
 
-def _describe(error: OSError) -> StoreUnavailable:
-    import errno
-
+def describe_os_error(error: OSError) -> StoreUnavailable:
+    """Return the error that a client gets if a file cannot be written. Its text has no paths: the log has them."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull("The disk of the server is full.")
+    logger.error("a file cannot be written: %s", error)
     return StoreUnavailable(f"The file cannot be stored: {error.strerror}.")

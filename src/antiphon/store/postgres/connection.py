@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 # Maximum time of a statement. A server that does not answer for so long counts as failed.
 STATEMENT_SECONDS = 30.0
-# The Retry-After of the errors.
-RETRY_AFTER_SECONDS = 1.0
 
 FULL = "The store is full: there is no space left on the disk of its database."
 LOST = "The database of the store cannot be reached."
@@ -175,13 +173,13 @@ def describe_error(error: BaseException) -> AntiphonError:
     if isinstance(error, AntiphonError):
         return error
     if isinstance(error, asyncpg.DiskFullError):
-        return StoreFull(FULL, retry_after=RETRY_AFTER_SECONDS)
+        return StoreFull(FULL)
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-        return StoreUnavailable(READ_ONLY, retry_after=RETRY_AFTER_SECONDS)
+        return StoreUnavailable(READ_ONLY)
     if isinstance(error, CONNECTION_ERRORS):
-        return StoreUnavailable(LOST, retry_after=RETRY_AFTER_SECONDS)
+        return StoreUnavailable(LOST)
     if isinstance(error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError)):
-        return StoreUnavailable(FAILED, retry_after=RETRY_AFTER_SECONDS)
+        return StoreUnavailable(FAILED)
     failure = ServerError("The store failed.")
     failure.__cause__ = error  # for the log
     return failure

@@ -21,7 +21,6 @@ from antiphon.store.chain_cache import ChainCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
-    RETRY_AFTER_SECONDS,
     DatabaseHealth,
     PostgresConnector,
     ServerAddress,
@@ -166,7 +165,7 @@ class PostgresDatabase:
             async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
                 await asyncio.shield(check)
         except TimeoutError:
-            raise StoreUnavailable("The store does not respond.", retry_after=RETRY_AFTER_SECONDS) from None
+            raise StoreUnavailable("The store does not respond.") from None
 
     async def shrink(self) -> int:
         """Do nothing: PostgreSQL's autovacuum makes the space of deleted rows usable again."""

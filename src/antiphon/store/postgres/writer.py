@@ -23,7 +23,6 @@ from antiphon.store.postgres.connection import (
     CONFLICTS,
     CONNECTION_ERRORS,
     LOST,
-    RETRY_AFTER_SECONDS,
     DatabaseHealth,
     PostgresConnector,
     close,
@@ -156,7 +155,7 @@ class GroupWriter:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         if time.monotonic() < self._next_connect:
-            raise StoreUnavailable(LOST, retry_after=RETRY_AFTER_SECONDS)
+            raise StoreUnavailable(LOST)
         try:
             self._connection = await self._connector.connect()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -164,7 +163,7 @@ class GroupWriter:
             failure = self._health.report_error(error)
             if isinstance(failure, StoreUnavailable):
                 raise failure from None
-            raise StoreUnavailable(LOST, retry_after=RETRY_AFTER_SECONDS) from error
+            raise StoreUnavailable(LOST) from error
         return self._connection
 
     def _discard_connection(self) -> None:

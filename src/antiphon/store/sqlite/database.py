@@ -184,7 +184,7 @@ class Database:
         self.path = path
         self._limits = limits
         self._files = DatabaseFiles(path)
-        self._health = StoreHealth(self._files)
+        self._health = StoreHealth(self._files, min_free_bytes=limits.min_free_bytes)
         self._check: asyncio.Future[None] | None = None
         self._checked = 0.0
         self._now = now

@@ -21,11 +21,13 @@ FAILED = "The store cannot be written to. See the server's log."
 class StoreHealth:
     """The condition of a database. `failure` is the error of the last write, or None if it succeeded.
 
-    Only the writer thread changes it. A store whose files are lost works again when the same files are back.
+    Only the writer thread changes it. A store whose files are lost works again when the same files are back. A full
+    disk counts as full until it has `min_free_bytes`, although small writes may succeed before.
     """
 
-    def __init__(self, files: DatabaseFiles) -> None:
+    def __init__(self, files: DatabaseFiles, *, min_free_bytes: int) -> None:
         self._files = files
+        self._min_free_bytes = min_free_bytes
         self.failure: StoreUnavailable | None = None
 
     def check_before_write(self) -> None:
@@ -45,6 +47,8 @@ class StoreHealth:
         if loss is not None:
             raise self.report_loss(loss)
         if self.failure is not None:
+            if isinstance(self.failure, StoreFull) and count_free_bytes(self._files.path) < self._min_free_bytes:
+                return
             self.failure = None
             logger.warning("the store %s works again", self._files.path)
 
@@ -85,7 +89,15 @@ def check_disk(path: Path, *, min_free_bytes: int) -> None:
     disk = os.statvfs(path.parent)
     if disk.f_flag & os.ST_RDONLY:
         raise StoreUnavailable("The disk of the store is mounted read-only.")
-    # Some space is reserved for the system administrator.
-    blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
-    if blocks * disk.f_frsize < min_free_bytes:
+    if _count_free_bytes(disk) < min_free_bytes:
         raise StoreFull(FULL)
+
+
+def count_free_bytes(path: Path) -> int:
+    """Return the free space on the disk of a database."""
+    return _count_free_bytes(os.statvfs(path.parent))
+
+
+def _count_free_bytes(disk: os.statvfs_result) -> int:
+    # Some space is reserved for the system administrator.
+    return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
