@@ -136,6 +136,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8484
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
     data_dir: Path
     store: Annotated[str, Meta(min_length=1)]
     api_keys: tuple[ApiKey, ...] = ()
@@ -306,6 +307,9 @@ def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
         yield ("background_concurrency",), message
     if settings.body_budget_bytes is not None and settings.body_budget_bytes < settings.max_body_bytes:
         yield ("body_budget_bytes", "max_body_bytes"), "body_budget_bytes must not be less than max_body_bytes."
+    if settings.workers > 1 and settings.store.startswith("memory:") and not settings.stateless:
+        message = "workers: the memory store belongs to one process. Use SQLite or PostgreSQL, or one worker."
+        yield ("workers", "store"), message
     for name in settings.allowed_hosts:
         if not _HOST_NAME.fullmatch(name.strip()):
             yield (), f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path."

@@ -22,7 +22,7 @@ models = ["small"]
 PROGRAM = """
 import sys
 from antiphon.cli import main, serve
-serve.format_banner = lambda *_: " ".join(sys.modules)
+serve.format_banner = lambda *_, **__: " ".join(sys.modules)
 main.main(["serve", "--port", "0"])
 """
 

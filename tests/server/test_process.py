@@ -13,7 +13,8 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
-from antiphon.server.process import bind_socket, fit_connections
+from antiphon.server.listener import bind_socket
+from antiphon.server.process import fit_connections
 from support import live_server
 from support.loop_blocks import assert_no_block
 

@@ -32,10 +32,11 @@ class KillableServer:
         path = folder / f"{time.monotonic_ns()}.toml"
         script_path = path.with_suffix(".json")
         script_path.write_text(json.dumps(script))
+        settings = {"log_level": "warning"} | settings
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
         default = f"sqlite:///{folder}/store.db"
         backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{script_path}"']
-        path.write_text("\n".join([f'store = "{store or default}"', 'log_level = "warning"', *lines, *backend]))
+        path.write_text("\n".join([f'store = "{store or default}"', *lines, *backend]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "antiphon", "serve", "--config", str(path), "--port", "0"],
             cwd=folder,
@@ -47,6 +48,18 @@ class KillableServer:
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip().rpartition("http://")[2]
         assert self.address, self._process.communicate()[1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> str:
+        """Stop the server with a signal, which must succeed, and return the log."""
+        self._process.send_signal(number)
+        _, errors = self._process.communicate(timeout=TIMEOUT)
+        assert self._process.returncode == 0, errors
+        assert "Traceback" not in errors, errors
+        return errors
 
     def kill(self) -> None:
         self._process.kill()

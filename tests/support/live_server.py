@@ -20,7 +20,8 @@ from antiphon.config import Settings
 from antiphon.engine.assembly import make_containers, make_policy
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader
-from antiphon.server.process import Server, bind_socket
+from antiphon.server.listener import bind_socket
+from antiphon.server.process import Server
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools

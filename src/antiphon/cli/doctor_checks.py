@@ -24,7 +24,7 @@ from antiphon.config import BackendSettings, Settings, find_file, hide_password
 from antiphon.engine.assembly import SEAL_FILE
 from antiphon.engine.sealing import load_secrets, read_secrets
 from antiphon.errors import AntiphonError, ConfigError
-from antiphon.server.process import bind_socket
+from antiphon.server.listener import bind_socket
 from antiphon.store.condition import StoreCondition
 from antiphon.store.location import is_postgres, locate_store
 from antiphon.store.sqlite.store import SqliteStore

@@ -76,6 +76,7 @@ def _add_serve(commands: Commands) -> None:
     command = _add_command(commands, "serve", "serve the Responses API over HTTP")
     command.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
     command.add_argument("--port", type=int, help="port to listen on (default: 8484; 0 selects a free port)")
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes that serve (default: 1)")
     command.add_argument(
         "--store",
         metavar="URL",

@@ -1,35 +1,72 @@
-"""`antiphon serve`: start the server."""
+"""`antiphon serve`: start the server, in this process or in several workers.
+
+The modules of the server are imported by the process that needs them: the supervisor of workers needs few.
+"""
 
 import json
 import shlex
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
 from antiphon.config import Settings, hide_password
-from antiphon.engine.assembly import build_engine
-from antiphon.engine.engine import Engine
-from antiphon.server.log import configure_logging
-from antiphon.server.process import serve
 
 
 def run(arguments: Namespace) -> int:
-    backends = _choose_backends(arguments)
-    settings = read_settings(
+    settings = _load_settings(arguments)
+    if settings.workers > 1:
+        _serve_with_workers(settings)
+    else:
+        _serve(settings)
+    return 0
+
+
+def _load_settings(arguments: Namespace) -> Settings:
+    return read_settings(
         arguments,
         host=arguments.host,
         port=arguments.port,
+        workers=arguments.workers,
         store=arguments.store,
         stateless=arguments.stateless,
         insecure=arguments.insecure,
-        backends=backends,
+        backends=_choose_backends(arguments),
     )
+
+
+def _serve(settings: Settings) -> None:
+    from antiphon.engine.assembly import build_engine
+    from antiphon.server.log import configure_logging
+    from antiphon.server.process import serve
+
     configure_logging(settings)
     engine = build_engine(settings)
-    serve(engine, settings, on_ready=lambda url: print(format_banner(url, engine, settings), flush=True))
-    return 0
+
+    def print_banner(url: str) -> None:
+        models = [model.id for model in engine.models()]
+        needs_key = bool(settings.api_keys) or engine.has_stored_keys
+        print(format_banner(url, settings, models, needs_key=needs_key), flush=True)
+
+    serve(engine, settings, on_ready=print_banner)
+
+
+def _serve_with_workers(settings: Settings) -> None:
+    from antiphon.server.listener import bind_socket, format_url
+    from antiphon.server.log import configure_logging
+    from antiphon.server.workers.messages import Ready
+    from antiphon.server.workers.supervisor import Supervisor
+
+    configure_logging(settings)
+    with bind_socket(settings) as listener:
+        url = format_url(listener)
+
+        def print_banner(ready: Ready) -> None:
+            print(format_banner(url, settings, ready.models, needs_key=ready.needs_key), flush=True)
+
+        Supervisor(settings, listener, on_ready=print_banner).run()
 
 
 def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
@@ -50,15 +87,14 @@ def _parse_model(model: str) -> dict[str, str]:
     return {"model": path.stem, "weights": model} if path.suffix == ".gguf" else {"model": model}
 
 
-def format_banner(url: str, engine: Engine, settings: Settings) -> str:
-    models = [model.id for model in engine.models()]
-    needs_key = bool(settings.api_keys) or engine.has_stored_keys
+def format_banner(url: str, settings: Settings, models: Sequence[str], *, needs_key: bool) -> str:
     keys = "required" if needs_key else "not required: anyone who can reach this address can use the server"
     lines = [
         f"antiphon {__version__} listens on {url}",
         f"  models  {', '.join(models) or 'unknown: the upstream does not list any'}",
         f"  data    {'not stored' if settings.stateless else hide_password(settings.store)}",
         f"  keys    {keys}",
+        *([f"  workers {settings.workers}"] if settings.workers > 1 else []),
         "Ctrl-C stops it. To try it, in another terminal:",
         f"  {_format_example(reachable_url(url), models[0] if models else 'NAME', needs_key=needs_key)}",
     ]

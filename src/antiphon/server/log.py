@@ -3,13 +3,15 @@
 import functools
 import logging
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 from msgspec import Struct
 
 from antiphon.config import DEFAULT_PROJECT, Settings
-from antiphon.server.http import HttpRequest
+
+if TYPE_CHECKING:
+    from antiphon.server.http import HttpRequest
 
 access = logging.getLogger("antiphon.access")
 
@@ -58,7 +60,7 @@ class AccessLine(Struct, omit_defaults=True):
         return text
 
 
-def log_http_request(http_request: HttpRequest) -> None:
+def log_http_request(http_request: "HttpRequest") -> None:
     if not access.isEnabledFor(logging.INFO):
         return
     line = AccessLine(

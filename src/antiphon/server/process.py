@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ctypes
-import errno
 import gc
 import logging
 import math
@@ -25,6 +24,7 @@ from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.connections import ServerLimits
 from antiphon.server.exposure import check_exposure
+from antiphon.server.listener import bind_socket, explain_bind_error, format_url
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
@@ -53,6 +53,16 @@ def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None]
     Raises ConfigError if the address is not available, or other machines could use the server without a key, and any
     error of the engine's start.
     """
+    settings = prepare_process(engine, settings)
+    with bind_socket(settings) as listener:
+        Server(engine, settings, on_ready=on_ready).run(sockets=[listener])
+
+
+def prepare_process(engine: Engine, settings: Settings) -> Settings:
+    """Set the limits of the process, and let the engine check at its start that the server is not open to others.
+
+    Return the settings with as many connections as the process can have.
+    """
 
     def check_keys() -> None:
         warning = check_exposure(settings, has_stored_keys=engine.has_stored_keys)
@@ -61,23 +71,7 @@ def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None]
 
     engine.on_store_open = check_keys
     return_large_memory()
-    settings = fit_connections(settings, raise_descriptor_limit())
-    with bind_socket(settings) as listener:
-        Server(engine, settings, on_ready=on_ready).run(sockets=[listener])
-
-
-def bind_socket(settings: Settings) -> socket.socket:
-    """Bind the configured address. Done before the models are loaded, so that a port in use is reported at once."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    try:
-        if os.name == "posix":  # on Windows two servers could share the port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(_explain_bind_error(error, settings)) from None
-    return listener
+    return fit_connections(settings, raise_descriptor_limit())
 
 
 def return_large_memory() -> None:
@@ -134,6 +128,8 @@ class ServerConfig(uvicorn.Config):
 class Server(uvicorn.Server):
     """uvicorn with a shutdown that first lets running responses finish, then stops them."""
 
+    stop_signals: tuple[signal.Signals, ...] = HANDLED_SIGNALS
+
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
         self._app = App(engine, settings)
@@ -175,7 +171,7 @@ class Server(uvicorn.Server):
         except SystemExit:
             raise self._app.startup_error or ServerError("The server could not start.") from None
         except OSError as error:  # another process took the port while the models were loaded
-            raise ConfigError(_explain_bind_error(error, self._settings)) from None
+            raise ConfigError(explain_bind_error(error, self._settings)) from None
         # Everything loaded so far lives until the end: exclude it from garbage collection.
         gc.collect()
         gc.freeze()
@@ -183,7 +179,7 @@ class Server(uvicorn.Server):
         self._watchdog.start()
         self._write_timeout.start()
         if self._on_ready is not None and sockets:
-            self._on_ready(_format_url(sockets[0]))
+            self._on_ready(format_url(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         grace = self._settings.shutdown_grace_seconds
@@ -202,7 +198,7 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        previous = {number: signal.signal(number, self.handle_exit) for number in self.stop_signals}
         try:
             yield
         finally:
@@ -214,14 +210,3 @@ class Server(uvicorn.Server):
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = True
-
-
-def _format_url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _explain_bind_error(error: OSError, settings: Settings) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {settings.port} on {settings.host} is in use. Stop the other program, or choose another port."
-    return f"Cannot listen on port {settings.port} of {settings.host}: {error.strerror or error}."

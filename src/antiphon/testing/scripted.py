@@ -13,7 +13,8 @@ from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, ServerError
-from antiphon.server.process import Server, bind_socket
+from antiphon.server.listener import bind_socket
+from antiphon.server.process import Server
 from antiphon.store.memory.store import MemoryStore
 from antiphon.upstream.error_mapping import map_api_error
 

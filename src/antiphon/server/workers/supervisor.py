@@ -1,0 +1,259 @@
+"""The supervisor of the workers: starts them, restarts those that die, and forwards signals and messages.
+
+It serves no requests itself, and imports neither the engine nor the application, so that it stays small.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from antiphon.config import Settings
+from antiphon.errors import ConfigError, ServerError
+from antiphon.server.workers.messages import (
+    Answer,
+    Answers,
+    Channel,
+    Failed,
+    Question,
+    Ready,
+    Start,
+    decode_for_supervisor,
+)
+
+logger = logging.getLogger(__name__)
+
+WORKER_MODULE = "antiphon.server.workers.worker"
+# Delay before a worker that died is started again: none at first, then doubled at each death.
+_FIRST_DELAY_SECONDS = 1.0
+_MAX_DELAY_SECONDS = 30.0
+# A worker that has lived this long starts with no delay again.
+_STABLE_SECONDS = 60.0
+# Time for a worker to end after its own bound for stopping, before it is killed.
+_KILL_SECONDS = 15.0
+# Time that the workers have to answer a question.
+_ANSWER_SECONDS = 2.0
+
+
+class WorkerProcess:
+    """One process of a worker, from its start to its end."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
+        self.number = number
+        self.process = process
+        self.channel = channel
+        self.failure: str | None = None
+
+    @classmethod
+    async def start(cls, number: int, settings: Settings, listener: socket.socket) -> "WorkerProcess":
+        """Start the process and send it the settings. They are not read again: the file may be half edited."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                WORKER_MODULE,
+                str(theirs.fileno()),
+                str(listener.fileno()),
+                pass_fds=(theirs.fileno(), listener.fileno()),
+            )
+        finally:
+            theirs.close()
+        channel = await Channel.open(ours)
+        channel.send(Start(number, settings, sys.path))
+        return cls(number, process, channel)
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Supervisor:
+    """Runs the workers of a server on one listening socket.
+
+    `on_ready` is called once all workers accept requests.
+    """
+
+    def __init__(self, settings: Settings, listener: socket.socket, *, on_ready: Callable[[Ready], None]) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._on_ready = on_ready
+        self._workers: dict[int, WorkerProcess] = {}
+        self._started: dict[int, asyncio.Future[Ready | None]] = {}
+        self._stopping = asyncio.Event()
+        self._relay = QuestionRelay(self._workers)
+
+    def run(self) -> None:
+        """Run until a signal stops the workers. Raises ConfigError if the first worker cannot start."""
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
+        numbers = range(1, self._settings.workers + 1)
+        self._started = {number: loop.create_future() for number in numbers}
+        # The first worker alone creates or migrates the database, and its error is that of all.
+        first = loop.create_task(self._run_worker(1))
+        await asyncio.wait((first, self._started[1]), return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()
+            return
+        tasks = [first, *(loop.create_task(self._run_worker(number)) for number in numbers[1:])]
+        await asyncio.gather(*self._started.values())
+        ready = self._started[1].result()
+        if ready is not None and not self._stopping.is_set():
+            self._on_ready(ready)
+        await asyncio.gather(*tasks)
+
+    async def _run_worker(self, number: int) -> None:
+        """Start a worker again whenever it dies."""
+        delay = 0.0
+        started = self._started[number]
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            # Each of the others would log the same warnings.
+            settings = self._settings if number == 1 and not started.done() else replace(self._settings, warnings=())
+            worker = await WorkerProcess.start(number, settings, self._listener)
+            self._workers[number] = worker
+            if self._stopping.is_set():
+                worker.signal(signal.SIGTERM)
+            await self._read_messages(worker)
+            status = await worker.process.wait()
+            del self._workers[number]
+            self._relay.forget(number)
+            if self._stopping.is_set():
+                break
+            if number == 1 and not started.done():
+                raise _explain_start(worker, status)
+            if not started.done():
+                started.set_result(None)
+            if time.monotonic() - began >= _STABLE_SECONDS:
+                delay = 0.0
+            logger.error(
+                "worker %d %s%s; it is started again %s",
+                number,
+                _describe_end(status),
+                "" if worker.failure is None else f": {worker.failure}",
+                f"in {delay:g} s" if delay else "now",
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+            delay = min(max(2 * delay, _FIRST_DELAY_SECONDS), _MAX_DELAY_SECONDS)
+        if not started.done():
+            started.set_result(None)
+
+    async def _read_messages(self, worker: WorkerProcess) -> None:
+        """Handle the messages of a worker until it ends."""
+        started = self._started[worker.number]
+        while (frame := await worker.channel.receive()) is not None:
+            message = decode_for_supervisor(frame)
+            if isinstance(message, Ready):
+                if not started.done():
+                    started.set_result(message)
+                else:
+                    logger.warning("worker %d is ready again", worker.number)
+            elif isinstance(message, Failed):
+                worker.failure = message.message
+            elif isinstance(message, Question):
+                self._relay.ask(worker, message)
+            elif isinstance(message, Answer):
+                self._relay.answer(worker, message)
+        worker.channel.close()
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Stop all workers gracefully. At a second signal, kill them."""
+        if self._stopping.is_set():
+            self._kill()
+            os._exit(128 + number)
+        logger.info("stopping %d workers", len(self._workers))
+        self._stopping.set()
+        for worker in self._workers.values():
+            worker.signal(signal.SIGTERM)
+        bound = self._settings.shutdown_grace_seconds + _KILL_SECONDS
+        asyncio.get_running_loop().call_later(bound, self._kill)
+
+    def _kill(self) -> None:
+        for worker in self._workers.values():
+            logger.error("worker %d does not end: it is killed", worker.number)
+            worker.signal(signal.SIGKILL)
+
+
+class QuestionRelay:
+    """Passes questions and announcements of a worker to all others, and their answers back."""
+
+    def __init__(self, workers: Mapping[int, WorkerProcess]) -> None:
+        self._workers = workers
+        self._pending: dict[int, PendingQuestion] = {}
+        self._last_id = 0
+
+    def ask(self, sender: WorkerProcess, question: Question) -> None:
+        others = [worker for worker in self._workers.values() if worker is not sender]
+        if question.id is None:
+            for worker in others:
+                worker.channel.send(question)
+            return
+        self._last_id += 1
+        key = self._last_id
+        self._pending[key] = PendingQuestion(sender, question.id, {worker.number for worker in others})
+        for worker in others:
+            worker.channel.send(Question(question.kind, question.payload, key))
+        asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._finish, key)
+        self._finish_complete(key)
+
+    def answer(self, worker: WorkerProcess, answer: Answer) -> None:
+        pending = self._pending.get(answer.id)
+        if pending is not None:
+            pending.missing.discard(worker.number)
+            if answer.payload:
+                pending.answers.append(answer.payload)
+            self._finish_complete(answer.id)
+
+    def forget(self, number: int) -> None:
+        """Wait no longer for the answers of a worker that has ended."""
+        for key, pending in tuple(self._pending.items()):
+            pending.missing.discard(number)
+            self._finish_complete(key)
+
+    def _finish_complete(self, key: int) -> None:
+        if not self._pending[key].missing:
+            self._finish(key)
+
+    def _finish(self, key: int) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is not None:
+            pending.sender.channel.send(Answers(pending.question_id, pending.answers))
+
+
+class PendingQuestion:
+    """A question, the numbers of the workers that have not answered it, and the answers."""
+
+    def __init__(self, sender: WorkerProcess, question_id: int, missing: set[int]) -> None:
+        self.sender = sender
+        self.question_id = question_id
+        self.missing = missing
+        self.answers: list[bytes] = []
+
+
+def _explain_start(worker: WorkerProcess, status: int) -> Exception:
+    if worker.failure is not None:
+        return ConfigError(worker.failure)
+    return ServerError(f"A worker {_describe_end(status)} before it was ready.")
+
+
+def _describe_end(status: int) -> str:
+    """Return the end of a process as words, from the status that `subprocess` uses."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by the signal {-status}"

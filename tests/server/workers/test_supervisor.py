@@ -1,0 +1,60 @@
+"""A server with several workers: its start, the death of a process, and its end."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from support.crashing_server import TIMEOUT, KillableServer, wait_until
+from support.worker_processes import is_running, list_workers
+
+SCRIPT = {"default": "You said: {input}"}
+PROGRAM = """
+import sys
+from antiphon.cli import main, serve
+serve.format_banner = lambda *_, **__: " ".join(sys.modules)
+main.main(["serve", "--port", "0", "--workers", "2", "--script", "script.json", "--store", "sqlite:///store.db"])
+"""
+
+
+def test_dead_worker_is_started_again(tmp_path: Path) -> None:
+    server = KillableServer(tmp_path, SCRIPT, workers=2, log_level="info")
+    before = list_workers(server)
+    os.kill(before[1], signal.SIGKILL)
+    wait_until(lambda: len(list_workers(server)) == 2 and list_workers(server) != before)
+    assert server.ask("POST", "/v1/responses", {"model": "scripted", "input": "Hello"})["status"] == "completed"
+    log = server.stop()
+    assert "worker 2 was ended by SIGKILL; it is started again now\n" in log
+    assert "stopping 2 workers\n" in log
+    assert "worker 1" not in log
+
+
+def test_workers_end_with_their_supervisor_which_has_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        modules = set(process.stdout.readline().split())
+        workers = list_workers(process)
+        process.kill()
+        wait_until(lambda: not any(map(is_running, workers)))
+        assert process.stderr is not None
+        assert process.stderr.read().count("the supervisor has ended\n") == len(workers) == 2
+    packages = {name.split(".")[1] for name in modules if name.startswith("antiphon.")}
+    assert packages == {"cli", "config", "errors", "server", "setting_readers", "tool_settings"}
+    assert "uvicorn" not in modules
+
+
+def test_error_of_the_first_worker_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
+    with closing(sqlite3.connect(tmp_path / "store.db")) as database:
+        database.execute("PRAGMA user_version = 9999")
+    options = ["--port", "0", "--workers", "2", "--script", "script.json", "--store", "sqlite:///store.db"]
+    command = [sys.executable, "-m", "antiphon", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("antiphon: The store store.db has schema version 9999, but")
