@@ -170,7 +170,8 @@ def make_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a process in this folder, without Antiphon settings and proxies."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
     environment = {name: value for name, value in environment.items() if not name.lower().endswith("_proxy")}
-    return environment | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    # Installed packages have cached bytecode. Ours is cached by the first start.
+    return environment | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _read_log(folder: Path) -> str:

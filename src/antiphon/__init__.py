@@ -217,10 +217,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # Reading the installed version takes longer than importing everything else here.
-        from importlib.metadata import version
+        from antiphon.entry_points import find_version
 
-        return version("antiphon")
+        return find_version("antiphon")
     if name in _MODULES:
         from importlib import import_module
 

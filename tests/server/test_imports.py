@@ -41,6 +41,8 @@ UNUSED = {
     "dbos",
     "html",
     "httpx",
+    "importlib.metadata",
+    "importlib.resources",
     "jsonschema",
     "llguidance",
     "mcp",

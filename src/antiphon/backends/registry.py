@@ -5,11 +5,11 @@ A package registers a kind in the group `antiphon.backends`: the kind's name, an
 """
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from antiphon.backends.base import Backend
+from antiphon.entry_points import EntryPoint, find_entry_points
 from antiphon.errors import ConfigError
 
 GROUP = "antiphon.backends"
@@ -19,7 +19,7 @@ Factory = Callable[[str, Mapping[str, Any], Path], Backend]
 
 def kinds() -> list[str]:
     """Return the installed kinds, sorted, without importing them."""
-    return sorted(entry_points(group=GROUP).names)
+    return sorted({entry.name for entry in find_entry_points(GROUP)})
 
 
 def create(kind: str, *, name: str, options: Mapping[str, Any], data_dir: Path) -> Backend:
@@ -29,7 +29,7 @@ def create(kind: str, *, name: str, options: Mapping[str, Any], data_dir: Path) 
 
 
 def _find(kind: str, *, where: str) -> EntryPoint:
-    found = sorted(entry_points(group=GROUP, name=kind), key=lambda entry: entry.value)
+    found = sorted((entry for entry in find_entry_points(GROUP) if entry.name == kind), key=lambda entry: entry.value)
     if not found:
         installed = ", ".join(kinds()) or "none"
         raise ConfigError(f"{where}: no backend of kind {kind!r} is installed; installed are: {installed}")

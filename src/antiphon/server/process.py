@@ -172,8 +172,8 @@ class Server(uvicorn.Server):
             raise self._app.startup_error or ServerError("The server could not start.") from None
         except OSError as error:  # another process took the port while the models were loaded
             raise ConfigError(explain_bind_error(error, self._settings)) from None
-        # Everything loaded so far lives until the end: exclude it from garbage collection.
-        gc.collect()
+        # Everything loaded so far lives until the end: exclude it from garbage collection. There is little garbage
+        # among it, and a collection would take longer than the start of the store.
         gc.freeze()
         gc.set_threshold(10_000, 20, 50)
         self._watchdog.start()

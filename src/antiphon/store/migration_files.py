@@ -1,6 +1,6 @@
 """The migrations of the stores: the files `migrations/<database>/NNN_name.sql`."""
 
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -12,6 +12,6 @@ class Migration(NamedTuple):
 
 def read_migrations(database: str) -> list[Migration]:
     """Return all migrations of a database (`sqlite` or `postgres`) in order."""
-    folder = resources.files("antiphon.store") / "migrations" / database
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    folder = Path(__file__).with_name("migrations") / database
+    files = sorted(folder.glob("*.sql"))
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]

@@ -3,7 +3,7 @@
 import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -67,7 +67,7 @@ class _Rule(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _load_rules() -> list[_Rule]:
-    text = resources.files(__package__).joinpath("quirks.toml").read_bytes()
+    text = Path(__file__).with_name("quirks.toml").read_bytes()
     tables: list[dict[str, Any]] = msgspec.toml.decode(text)["rule"]
     return [
         _Rule(model=table.pop("model", ()), host=table.pop("host", ()), server=table.pop("server", None), changes=table)

@@ -8,8 +8,8 @@ way.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from importlib.metadata import EntryPoint, entry_points
 
+from antiphon.entry_points import EntryPoint, find_entry_points
 from antiphon.errors import ConfigError
 from antiphon.tools.hosted.base import HostedSetup, HostedTool, HostedUnavailable
 
@@ -62,7 +62,7 @@ def create_hosted_tools(setup: HostedSetup) -> HostedTools:
     """Create all installed hosted tools that can run with these settings."""
     tools: list[HostedTool] = []
     unavailable: dict[str, str] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(find_entry_points(GROUP)):
         try:
             tools.append(_load(entry)(setup))
         except HostedUnavailable as reason:
