@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 from antiphon.agent.entries import CallPauseEntry, UnresolvedCall
-from antiphon.agent.journal import Journal, RunState
+from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Prices
+from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.protocol.response import Usage
 

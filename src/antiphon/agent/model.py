@@ -24,8 +24,8 @@ from antiphon.agent.history import (
     refuses_encryption,
     to_input_item,
 )
-from antiphon.agent.journal import RunState
 from antiphon.agent.provider import is_continuation_error
+from antiphon.agent.run_state import RunState
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import (

@@ -11,13 +11,14 @@ from msgspec import Struct, structs
 
 from antiphon.agent.entries import StartEntry
 from antiphon.agent.history import join_text
-from antiphon.agent.journal import Journal, RunState
+from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import ModelAnswer, TurnStream
 from antiphon.agent.outcome import Outcome, read_outcome
 from antiphon.agent.participants import Participant
 from antiphon.agent.provider import Turn
+from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET, structs
 
 from antiphon.agent.entries import Overrides, ResumeEntry, Verdict
-from antiphon.agent.journal import Journal, RunState, load, unpack
+from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.ownership import Ownership, has_leases, take_ownership
+from antiphon.agent.run_state import RunState
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, find_first_run
 from antiphon.tools.base import ToolInvocation

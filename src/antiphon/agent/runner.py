@@ -18,12 +18,13 @@ from antiphon.agent.context import Contexts
 from antiphon.agent.definition import Definition, RunSetup
 from antiphon.agent.entries import Overrides, StartEntry, TraceEntry, Verdict
 from antiphon.agent.history import complete_joined
-from antiphon.agent.journal import Journal, RunState
+from antiphon.agent.journal import Journal
 from antiphon.agent.loop import Loop
 from antiphon.agent.outcome import AgentChanged, RunEnded, RunEvent, RunEvents
 from antiphon.agent.ownership import has_leases, take_ownership
 from antiphon.agent.participants import Participant
 from antiphon.agent.resume import resume_journal
+from antiphon.agent.run_state import RunState
 from antiphon.agent.run_stream import OutcomeHolder, RunStream
 from antiphon.agent.session_runs import SessionRun
 from antiphon.agent.task import Task

@@ -7,8 +7,8 @@ import msgspec
 
 from antiphon.agent.approvals import read_arguments
 from antiphon.agent.budget import Budget
-from antiphon.agent.journal import RunState
 from antiphon.agent.outcome import OutcomeKind, RunError
+from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import PendingToolCall

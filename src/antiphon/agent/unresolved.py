@@ -6,7 +6,8 @@ the tool decides if a person is asked before.
 """
 
 from antiphon.agent.entries import UnresolvedCall
-from antiphon.agent.journal import Journal, RunState
+from antiphon.agent.journal import Journal
+from antiphon.agent.run_state import RunState
 
 
 def list_unresolved(subagent: Journal) -> list[UnresolvedCall]:

@@ -1,0 +1,342 @@
+"""The state of a run, derived from the entries of its journal."""
+
+from itertools import takewhile
+
+import msgspec
+from msgspec import UNSET
+
+from antiphon.agent.entries import (
+    AnswerEntry,
+    ArgumentsReplacedEntry,
+    CallIntentEntry,
+    CallPauseEntry,
+    CallResultEntry,
+    EndEntry,
+    Entry,
+    FailedAttemptEntry,
+    HandoffEntry,
+    InputReplacedEntry,
+    OutputReplacedEntry,
+    Overrides,
+    ResumeEntry,
+    SessionSaveEntry,
+    StartEntry,
+    TraceEntry,
+    UnresolvedCall,
+    Verdict,
+)
+from antiphon.agent.history import (
+    OUTPUT_TYPES,
+    drop_encrypted,
+    find_invocations,
+    join_text,
+    make_output_item,
+    shorten_output,
+)
+from antiphon.agent.loop_guard import RepeatCounter, make_signature
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import ToolInvocation, UsageCost
+
+# The entries about an open call.
+_CALL_ENTRIES = ArgumentsReplacedEntry | CallIntentEntry | CallPauseEntry | CallResultEntry | HandoffEntry
+
+
+class RunState:
+    """State of a run, derived from its journal."""
+
+    def __init__(self) -> None:
+        self.agent = ""
+        self.model = ""
+        """The name of the agent that has started the run."""
+        self.active_agent = ""
+        """The name of the agent that goes on with the run: the same, or the one of the last handoff."""
+        self.started_at = 0.0
+        """The start time, moved forward by the pauses: the run has been working for the time since then."""
+        self.overrides = Overrides()
+        self.session_id: str | None = None
+        self.earlier_count = 0
+        """The number of items of the conversation that were in the session when the run started."""
+        self.saved_count = 0
+        """The number of further items that are in a session which cannot replace them."""
+        self.history: list[JsonObject] = []
+        """The items that the model reads."""
+        self.filtered_count = 0
+        """The number of items at the beginning of the history that replace `unfiltered`."""
+        self.unfiltered: list[JsonObject] = []
+        self.response_id: str | None = None
+        self.sent_count = 0
+        """The number of items of the history that the response of that id has seen."""
+        self._answer_index = 0
+        """The index of the first item of the last answer."""
+        self.turns = 0
+        self.tool_calls = 0
+        self.calls_before_handoff = 0
+        """The number of tool calls up to the last handoff."""
+        self.output_repairs = 0
+        self.usage = Usage(0, 0, 0)
+        """The usage of all models, including those called by tools."""
+        self.unpriced_usage = Usage(0, 0, 0)
+        """The part of the usage to which the prices of this run apply."""
+        self.known_cost = 0.0
+        """The cost of the rest."""
+        self.text = ""
+        self.refusal = ""
+        self.incomplete_reason = ""
+        self.last_turn_reason = ""
+        self.calls: list[ToolInvocation] = []
+        """The calls of the last turn."""
+        self.open_calls: list[ToolInvocation] = []
+        """The calls of the last turn that have no result yet, in order."""
+        self.started_calls: set[str] = set()
+        self.replaced_calls: set[str] = set()
+        """The open calls whose arguments a guardrail has replaced."""
+        self.paused_calls: dict[str, CallPauseEntry] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.received_verdicts: set[tuple[str, int]] = set()
+        """The calls and numbers of all verdicts that were recorded, used or not."""
+        self.unresolved_calls: dict[str, list[UnresolvedCall]] = {}
+        """The unresolved calls of subagents, by the name of the subagent's tool: see `unresolved.py`."""
+        self.inherited_calls: list[UnresolvedCall] = []
+        """The unresolved calls of earlier runs of this subagent, which this run has not repeated."""
+        self.repeats = RepeatCounter()
+        self.decision: ToolInvocation | None = None
+        self.block_reason = ""
+        self.limit_reached = ""
+        self.traceparent = ""
+        """The span of the last process that has executed the run with traces."""
+        self.ended: EndEntry | None = None
+
+    @property
+    def conversation(self) -> list[JsonObject]:
+        """The whole conversation, including items that a filter has removed from the history."""
+        return [*self.unfiltered, *self.history[self.filtered_count :]]
+
+    @property
+    def conversation_before_answer(self) -> list[JsonObject]:
+        """The conversation without the last answer."""
+        return [*self.unfiltered, *self.history[self.filtered_count : self._answer_index]]
+
+    def awaits_verdict(self, call_id: str) -> bool:
+        """Return True if a person may approve or deny this call."""
+        waiting = {call.call_id for call in self.open_calls}
+        waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
+        return call_id in waiting and call_id not in self.verdicts
+
+    def find_inherited(self, call: ToolInvocation) -> UnresolvedCall | None:
+        """Return the inherited call that an open call repeats. Each inherited call is repeated once."""
+        if not self.inherited_calls or call not in self.open_calls:
+            return None
+        signature = make_signature(call)
+        position = [each for each in self.open_calls if make_signature(each) == signature].index(call)
+        equal = [each for each in self.inherited_calls if make_signature(each) == signature]
+        return equal[position] if position < len(equal) else None
+
+    def is_first_of_tool(self, call: ToolInvocation) -> bool:
+        """Return True if the call is the first one of its tool in the last turn."""
+        return next(each for each in self.calls if each.name == call.name) == call
+
+    def has_received(self, verdict: Verdict) -> bool:
+        """Return True if this verdict was recorded before."""
+        return (verdict.call_id, verdict.number or 0) in self.received_verdicts
+
+    def check(self, entry: Entry) -> None:
+        """Raise ValueError if the entry cannot follow this state."""
+        if isinstance(entry, _CALL_ENTRIES):
+            self._find_open(entry.call_id)
+
+    def apply(self, entry: Entry) -> None:
+        """Update the state. Raise ValueError if the entry cannot follow it."""
+        match entry:
+            case StartEntry():
+                self._apply_start(entry)
+            case AnswerEntry():
+                self._apply_answer(entry)
+            case FailedAttemptEntry():
+                self._add_usage(UsageCost(entry.usage))
+            case CallIntentEntry():
+                self._apply_intent(entry)
+            case CallPauseEntry():
+                self._apply_pause(entry)
+            case CallResultEntry():
+                self._apply_result(entry)
+            case HandoffEntry():
+                self._apply_handoff(entry)
+            case EndEntry() | TraceEntry() | SessionSaveEntry():
+                self._apply_mark(entry)
+            case ResumeEntry():
+                self._apply_resume(entry)
+            case _:
+                self._apply_replacement(entry)
+
+    def _apply_replacement(self, entry: InputReplacedEntry | OutputReplacedEntry | ArgumentsReplacedEntry) -> None:
+        match entry:
+            case InputReplacedEntry():
+                self._replace_input(entry.input)
+            case OutputReplacedEntry():
+                self._replace_output(entry.text)
+            case _:
+                self._replace_arguments(entry)
+
+    def _apply_start(self, entry: StartEntry) -> None:
+        self.agent = self.active_agent = entry.agent
+        self.model = entry.model or ""
+        self.started_at = entry.at
+        self.overrides = entry.overrides or self.overrides
+        self.session_id, self.earlier_count = entry.session_id or None, entry.earlier_count or 0
+        self.history += entry.input
+        self.inherited_calls = list(entry.unresolved or ())
+
+    def _apply_mark(self, entry: EndEntry | TraceEntry | SessionSaveEntry) -> None:
+        match entry:
+            case EndEntry():
+                self.ended = entry
+            case TraceEntry():
+                self.traceparent = entry.traceparent
+            case _:
+                self.saved_count = entry.count
+
+    def _replace_input(self, items: list[JsonObject]) -> None:
+        if len(items) != len(self.history):
+            pairs = zip(items, self.history[: self.earlier_count], strict=False)
+            self.earlier_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.history = list(items)
+
+    def _apply_answer(self, entry: AnswerEntry) -> None:
+        self.turns += 1
+        self.output_repairs += entry.repairs_output
+        self.last_turn_reason, self.incomplete_reason = entry.last_turn_reason, entry.incomplete_reason
+        if entry.drops_encrypted:
+            self._drop_encrypted()
+        self.history += entry.extra_input
+        self._answer_index = len(self.history)
+        self.history += entry.output
+        self.response_id = entry.response_id or None
+        self.sent_count = len(self.history)
+        self._add_usage(UsageCost(entry.usage))
+        self.text, self.refusal = join_text(entry.output), join_text(entry.output, kinds=("refusal",))
+        self.calls = find_invocations(entry.output)
+        self.open_calls = list(self.calls)
+        self.started_calls, self.replaced_calls, self.paused_calls, self.verdicts = set(), set(), {}, {}
+
+    def _replace_output(self, text: str) -> None:
+        """Replace the messages of the last answer."""
+        self.text = text
+        answer = self.history[self._answer_index :]
+        self.history[self._answer_index :] = [item for item in answer if item.get("type", "message") != "message"]
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        self.history.append({"type": "message", "role": "assistant", "content": content})
+        # The server has stored the original.
+        self.response_id, self.sent_count = None, len(self.history)
+
+    def _replace_arguments(self, entry: ArgumentsReplacedEntry) -> None:
+        call = self._find_open(entry.call_id)
+        replaced = msgspec.structs.replace(call, arguments=entry.arguments)
+        self.calls[self.calls.index(call)] = replaced
+        self.open_calls[self.open_calls.index(call)] = replaced
+        self.replaced_calls.add(entry.call_id)
+
+    def _drop_encrypted(self) -> None:
+        if not self.filtered_count:
+            self.earlier_count = len(drop_encrypted(self.history[: self.earlier_count]))
+        filtered = drop_encrypted(self.history[: self.filtered_count])
+        self.history = [*filtered, *drop_encrypted(self.history[self.filtered_count :])]
+        self.filtered_count = len(filtered)
+
+    def _apply_intent(self, entry: CallIntentEntry) -> None:
+        self._find_open(entry.call_id)
+        self.verdicts.pop(entry.call_id, None)
+        if entry.call_id not in self.started_calls:
+            self.started_calls.add(entry.call_id)
+            self.tool_calls += 1
+
+    def _apply_pause(self, entry: CallPauseEntry) -> None:
+        self._find_open(entry.call_id)
+        self.paused_calls[entry.call_id] = entry
+        for call in entry.calls:
+            self.verdicts.pop(call.call_id, None)
+
+    def _apply_result(self, entry: CallResultEntry) -> None:
+        self._resolve_inherited(self._find_open(entry.call_id))
+        call = self._close_call(entry.call_id, entry.output)
+        if entry.unresolved is not UNSET:
+            others = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
+            self.unresolved_calls[call.name] = [*others, *entry.unresolved]
+        if entry.spent is not None:
+            self._add_usage(entry.spent)
+        self.tool_calls += entry.tool_calls or 0
+        self.repeats.add(call, entry.output, is_error=entry.is_error)
+        if entry.consequence == "decision":
+            self.decision = call
+        elif entry.consequence == "blocked":
+            self.block_reason = entry.block_reason or ""
+        elif entry.consequence:
+            self.limit_reached = entry.consequence
+
+    def _resolve_inherited(self, call: ToolInvocation) -> None:
+        """Remove the inherited call that this one has repeated, or that a person has decided on."""
+        inherited = self.find_inherited(call)
+        if inherited is not None and (call.call_id in self.started_calls or call.call_id in self.verdicts):
+            self.inherited_calls.remove(inherited)
+
+    def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:
+        """Add the output of an open call to the history."""
+        call = self._find_open(call_id)
+        self.open_calls.remove(call)
+        self.paused_calls.pop(call_id, None)
+        item = make_output_item(self.find_item(call), shorten_output(output))
+        self.history.insert(self.find_output_index(call), item)
+        return call
+
+    def _apply_handoff(self, entry: HandoffEntry) -> None:
+        call = self._close_call(entry.call_id, entry.output)
+        # A handoff alone is no progress: two agents might hand the run to each other without end.
+        self.repeats.add(call, entry.output, is_error=True)
+        self.active_agent = entry.agent
+        self.calls_before_handoff = self.tool_calls
+        self.output_repairs = 0
+        if entry.cost is not UNSET:
+            self.known_cost += entry.cost
+            self.unpriced_usage = Usage(0, 0, 0)
+        if entry.history is not UNSET:
+            self.unfiltered = self.conversation
+            self.history = list(entry.history)
+            self.filtered_count = len(self.history)
+        if entry.drops_encrypted:
+            self._drop_encrypted()
+        self.response_id, self.sent_count = None, len(self.history)
+
+    def _apply_resume(self, entry: ResumeEntry) -> None:
+        self.verdicts |= {verdict.call_id: verdict for verdict in entry.verdicts}
+        self.received_verdicts |= {(verdict.call_id, verdict.number or 0) for verdict in entry.verdicts}
+        self.started_at += entry.idle_seconds or 0.0 if self.ended is None else entry.at - self.ended.at
+        self.ended = None
+        if entry.overrides:
+            self.overrides = self.overrides.merge(entry.overrides)
+
+    def _add_usage(self, spent: UsageCost) -> None:
+        self.usage += spent.usage
+        if spent.cost is None:
+            self.unpriced_usage += spent.usage
+        else:
+            self.known_cost += spent.cost
+
+    def _find_open(self, call_id: str) -> ToolInvocation:
+        for call in self.open_calls:
+            if call.call_id == call_id:
+                return call
+        raise ValueError(f"no call '{call_id}' is open")
+
+    def find_item(self, call: ToolInvocation) -> JsonObject:
+        """Return the item of an open call: the last one with its id, since a model may reuse ids."""
+        items = (item for item in reversed(self.history) if item.get("type") in OUTPUT_TYPES)
+        return next(item for item in items if item.get("call_id") == call.call_id)
+
+    def find_output_index(self, call: ToolInvocation) -> int:
+        """Return the index for a call's output: outputs are in the order of the calls."""
+        position = self.calls.index(call)
+        later = {each.call_id for each in self.calls[position + 1 :]}
+        for index in range(self.sent_count, len(self.history)):
+            if self.history[index].get("call_id") in later:
+                return index
+        return len(self.history)
