@@ -17,6 +17,7 @@ from antiphon.agent import agent
 from antiphon.agent.definition import ConversationState
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.transports.base import Events, Transport
+from antiphon.agent.typed_output import OutputMode
 from antiphon.errors import Unavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
@@ -53,6 +54,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             tools: agent.Tools[agent.DepsT_contra] = (),
             deps_type: type[agent.DepsT_contra] | None = None,
             output_type: type[agent.OutputT_co] | None = None,
+            output_mode: OutputMode = "native",
             limits: Limits | None = None,
             prices: Prices | None = None,
             conversation_state: ConversationState = "client",
@@ -81,6 +83,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             tools: agent.Tools[agent.DepsT_contra] = (),
             deps_type: type[agent.DepsT_contra] | None = None,
             output_type: "TypeForm[agent.OutputT_co]",
+            output_mode: OutputMode = "native",
             limits: Limits | None = None,
             prices: Prices | None = None,
             conversation_state: ConversationState = "client",
@@ -109,6 +112,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             tools: agent.Tools[agent.DepsT_contra] = (),
             deps_type: type[agent.DepsT_contra] | None = None,
             output_type: Any,
+            output_mode: OutputMode = "native",
             limits: Limits | None = None,
             prices: Prices | None = None,
             conversation_state: ConversationState = "client",

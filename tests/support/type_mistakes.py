@@ -23,6 +23,7 @@ MISTAKES = (
     '(await agent.run("Go.", deps=warehouse)).output.colour',
     'count_stock(context, product="chair", colour="red")',
     "count_stock(context, 7)",
+    'Agent(model="m", output_type=Offer, output_mode="yaml")',
 )
 PROGRAM = HEAD + "".join(f"    {line}\n" for line in MISTAKES)
 FIRST_LINE = HEAD.count("\n") + 1

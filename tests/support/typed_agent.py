@@ -9,6 +9,7 @@ from antiphon import (
     Agent,
     Limits,
     Outcome,
+    PartialOutput,
     RunContext,
     RunEnded,
     RunEvent,
@@ -95,6 +96,21 @@ async def watch(transport: Transport) -> str:
             case _:
                 pass
     assert_type(stream.outcome.output, str)
+    return stream.outcome.output
+
+
+@tool(final=True)
+def confirm(pieces: int) -> Offer:
+    """Confirm the offer."""
+    return Offer("chair", pieces)
+
+
+async def watch_output(transport: Transport) -> Offer:
+    agent = Agent(model="scripted", transport=transport, output_type=Offer, output_mode="tool", tools=[confirm])
+    stream = agent.run_stream("Offer two chairs.", partial_output=True)
+    partial = [event.data async for event in stream if isinstance(event, PartialOutput)]
+    assert partial
+    assert_type(stream.outcome.output, Offer)
     return stream.outcome.output
 
 

@@ -21,14 +21,15 @@ from antiphon.agent.definition import ConversationState, Definition, require_too
 from antiphon.agent.entries import Overrides, Verdict
 from antiphon.agent.guardrails import CallGuardrail, Guardrails, InputGuardrail, OutputGuardrail, ResultGuardrail
 from antiphon.agent.handoffs import Handoff, collect_agents, read_handoffs
-from antiphon.agent.history import EncryptionSupport
+from antiphon.agent.history import ModelSupport
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.outcome import Outcome, RunEvent, read_outcome
-from antiphon.agent.run_stream import RunStream
+from antiphon.agent.run_stream import RunStream, run_in_new_loop
 from antiphon.agent.runner import RunArguments, Runner
-from antiphon.agent.subagents import SubagentTool
-from antiphon.agent.task import Task, TypedOutput
+from antiphon.agent.subagents import SubagentTool, make_subagent_tool
+from antiphon.agent.task import Task
 from antiphon.agent.transports.base import Transport
+from antiphon.agent.typed_output import OutputMode, make_output
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
@@ -48,8 +49,6 @@ else:
     DepsT_contra = TypeVar("DepsT_contra", contravariant=True)
     OutputT_co = TypeVar("OutputT_co", covariant=True)
 
-T = TypeVar("T")
-
 Hook: TypeAlias = Callable[[RunEvent], object] | Callable[[RunEvent, RunContext[DepsT_contra]], object]
 Instructions: TypeAlias = str | Callable[[RunContext[DepsT_contra]], str | Awaitable[str | None] | None]
 Tools: TypeAlias = (
@@ -63,12 +62,13 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     `base_url` is the address of a Responses API server; a `transport` is used instead of one. `instructions` and
     `tools` can be functions of the run's context, synchronous or asynchronous, that are called before every turn. A
     list of tools can contain tools that the server runs, such as `FileSearch`. `deps_type` is the type of the `deps`
-    that a run gets, `output_type` the type of the final answer. With `conversation_state="client"` every request has
-    the whole conversation; with "server" it continues the response before, as long as the server supports that.
-    `settings` are further parameters of every request. `hooks` are called with every event of every run, and with the
-    context of the run if they take two arguments. `output_retries` is the number of further answers after an invalid
-    one. `handoffs` are the agents to which the model can hand a run over. Guardrails check the input, the output, the
-    tool calls and their results.
+    that a run gets, `output_type` the type of the final answer. `output_mode` is the way in which the model gives it:
+    in the format of a schema ("native"), by calling a tool ("tool"), or as the instructions tell it ("prompt"). With
+    `conversation_state="client"` every request has the whole conversation; with "server" it continues the response
+    before, as long as the server supports that. `settings` are further parameters of every request. `hooks` are called
+    with every event of every run, and with the context of the run if they take two arguments. `output_retries` is the
+    number of further answers after an invalid one. `handoffs` are the agents to which the model can hand a run over.
+    Guardrails check the input, the output, the tool calls and their results.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         tools: Tools[DepsT_contra] = (),
         deps_type: type[DepsT_contra] | None = None,
         output_type: type[OutputT_co] | None = None,
+        output_mode: OutputMode = "native",
         limits: Limits | None = None,
         prices: Prices | None = None,
         conversation_state: ConversationState = "client",
@@ -104,7 +105,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         mode = state or conversation_state
         if mode not in get_args(ConversationState):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
-        output = None if output_type is None else TypedOutput(output_type, where=f"{name}.output_type")
+        output = make_output(output_type, output_mode, where=f"{name}.output_type")
         task = Task(
             limits=limits or Limits(),
             prices=prices,
@@ -117,7 +118,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         request: JsonObject = {"model": model, **(settings or {})}
         if isinstance(instructions, str):
             request["instructions"] = instructions
-        if output is not None:
+        if output is not None and output.format is not None:
             request["text"] = {**request.get("text", {}), "format": output.format}
         fixed, hosted = ((), []) if callable(tools) else split_tools(tools)
         if hosted:
@@ -136,7 +137,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             ),
             hooks=tuple(hooks or ()),
             conversation_state=mode,
-            encryption=EncryptionSupport(),
+            support=ModelSupport(),
             endpoint=(transport or base_url, model),
         ).add_handoffs(read_handoffs(handoffs))
 
@@ -235,7 +236,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             run_id=run_id,
             cancel=cancel,
         )
-        return self._run_in_new_loop(run)
+        return run_in_new_loop(run, self.close)
 
     def run_stream(
         self,
@@ -252,6 +253,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         run_id: str | None = None,
         cancel: asyncio.Event | None = None,
         raw_events: bool = False,
+        partial_output: bool = False,
         durable: Ledger | None = None,
     ) -> RunStream[OutputT_co]:
         """Run the agent on a task and yield events.
@@ -261,8 +263,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         that of the agent, `settings` are added to its settings and `tools` to its tools; they do not apply to agents of
         handoffs. `limits` replace those of the agent. With a `ledger`, another process can resume the run. Closing the
         stream, or cancelling its reader, cancels the run. Setting `cancel` does too, and yields an outcome. With
-        `raw_events` the stream also has every event of the server, as a ModelEvent. `durable` is the former name of
-        `ledger`.
+        `raw_events` the stream also has every event of the server, as a ModelEvent; with `partial_output` it has the
+        typed output while the model writes it, as PartialOutput. `durable` is the former name of `ledger`.
         """
         arguments = self._check_arguments(
             deps=deps,
@@ -274,6 +276,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             ledger=choose_ledger(ledger, durable),
             cancel=cancel,
             raw_events=raw_events,
+            partial_output=partial_output,
         )
         if session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
@@ -360,7 +363,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             force=force,
             cancel=cancel,
         )
-        return self._run_in_new_loop(resume)
+        return run_in_new_loop(resume, self.close)
 
     def resume_stream(
         self,
@@ -377,6 +380,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         force: bool = False,
         cancel: asyncio.Event | None = None,
         raw_events: bool = False,
+        partial_output: bool = False,
         durable: Ledger | None = None,
     ) -> RunStream[OutputT_co]:
         """Resume a run and yield events. `approvals` are the verdicts on its pending calls, by call id.
@@ -396,6 +400,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             ledger=choose_ledger(ledger, durable),
             cancel=cancel,
             raw_events=raw_events,
+            partial_output=partial_output,
         )
         verdicts = [make_verdict(call_id, approval) for call_id, approval in (approvals or {}).items()]
         return self._make_runner().resume(run, verdicts, arguments, force=force)
@@ -431,21 +436,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         """
         if limits is not None and limits.cost is not None and self._definition.task.prices is None:
             raise ConfigError("The limit 'cost' requires 'prices'.")
-        return Tool(
-            name=name,
-            description=description,
-            parameters={
-                "type": "object",
-                "properties": {"input": {"type": "string", "description": "What to work on, with all it needs."}},
-                "required": ["input"],
-                "additionalProperties": False,
-            },
-            invoke=SubagentTool(self, limits=limits, read_output=read_output),
-            timeout=timeout,
-            needs_approval=needs_approval,
-            # The run of the subagent has its own journal, so it can be resumed.
-            on_interrupt="retry",
-        )
+        invoke = SubagentTool(self, limits=limits, read_output=read_output)
+        return make_subagent_tool(invoke, name, description, needs_approval=needs_approval, timeout=timeout)
 
     def _check_arguments(
         self,
@@ -458,7 +450,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         limits: Limits | None,
         ledger: Ledger | None,
         cancel: asyncio.Event | None,
-        raw_events: bool,
+        raw_events: bool = False,
+        partial_output: bool = False,
     ) -> RunArguments:
         """Check the arguments of a run. Raises ConfigError or InvalidRequest."""
         check_types(ledger, session, limits)
@@ -473,6 +466,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             ledger=ledger,
             cancel=cancel,
             raw_events=raw_events,
+            partial_output=partial_output,
         )
 
     def _collect_definitions(self) -> dict[str, Definition]:
@@ -482,17 +476,3 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
 
     def _make_runner(self) -> Runner:
         return Runner(self._definition, self._collect_definitions())
-
-    def _run_in_new_loop(self, work: Callable[[], Awaitable[T]]) -> T:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self._run_and_close(work))
-        raise RuntimeError("An event loop is running in this thread: await the run instead.")
-
-    async def _run_and_close(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Close the agent after the run: its connections belong to the event loop, which ends too."""
-        try:
-            return await work()
-        finally:
-            await self.close()

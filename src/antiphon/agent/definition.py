@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from antiphon.agent.entries import NO_OVERRIDES, Overrides
 from antiphon.agent.guardrails import NO_GUARDRAILS, Guardrails
 from antiphon.agent.handoffs import Handoff
-from antiphon.agent.history import EncryptionSupport
+from antiphon.agent.history import ModelSupport
 from antiphon.agent.limits import Limits
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.participants import Participant
@@ -34,7 +34,7 @@ class Definition(Struct, frozen=True, kw_only=True):
 
     `settings` are the parameters of every request. `make_instructions` and `make_tools` are set if the instructions or
     the tools are functions of the run. `executor` and `descriptions` are those of `tools` and of the handoffs.
-    `encryption` is shared by all runs. `endpoint` is described in `Participant`.
+    `support` is shared by all runs. `endpoint` is described in `Participant`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Definition(Struct, frozen=True, kw_only=True):
     guardrails: Guardrails = NO_GUARDRAILS
     hooks: Sequence[Callable[..., object]] = ()
     conversation_state: ConversationState = "client"
-    encryption: EncryptionSupport
+    support: ModelSupport
     endpoint: Hashable = None
 
     def add_handoffs(self, handoffs: Iterable[Handoff]) -> "Definition":
@@ -60,11 +60,20 @@ class Definition(Struct, frozen=True, kw_only=True):
         """
         added = (*self.handoffs, *handoffs)
         tools = [*self.tools, *(handoff.tool for handoff in added)]
+        _check_names(self.task, tools)
         descriptions = tuple(each.describe() for each in tools)
         subagents = [agent for each in self.tools if (agent := getattr(each.invoke, "agent", None)) is not None]
         for other in [*subagents, *(handoff.agent for handoff in added)]:
             _check_currency(self, other)
         return structs.replace(self, handoffs=added, descriptions=descriptions, executor=Executor(tools))
+
+
+def _check_names(task: Task, tools: Iterable[Tool]) -> None:
+    """Raise ConfigError if a tool has the name of an output tool."""
+    reserved = {} if task.output is None else task.output.tools
+    for each in tools:
+        if each.name in reserved:
+            raise ConfigError(f"There are two tools called '{each.name}'.")
 
 
 def _check_currency(definition: Definition, other: Any) -> None:
@@ -103,7 +112,8 @@ class RunSetup:
             settings=_merge_settings(definition, overrides),
             tools=descriptions,
             conversation_state=definition.conversation_state,
-            encryption=definition.encryption,
+            support=definition.support,
+            output=definition.task.output,
             raw_events=raw_events,
         )
 
@@ -143,7 +153,9 @@ class RunSetup:
         """Return all tools. A tool of the run replaces the agent's tool of the same name."""
         replaced = {each.name for each in self._run_tools}
         handoffs = (handoff.tool for handoff in self._definition.handoffs)
-        return [*(each for each in tools if each.name not in replaced), *self._run_tools, *handoffs]
+        merged = [*(each for each in tools if each.name not in replaced), *self._run_tools, *handoffs]
+        _check_names(self.task, merged)
+        return merged
 
 
 def split_tools(tools: Iterable[Any]) -> tuple[tuple[Tool, ...], list[JsonObject]]:
@@ -181,7 +193,7 @@ def _merge_settings(definition: Definition, overrides: Overrides) -> JsonObject:
     settings = definition.settings | (overrides.settings or {})
     if overrides.model is not None:
         settings["model"] = overrides.model
-    if definition.task.output is not None:
+    if definition.task.output is not None and definition.task.output.format is not None:
         settings["text"] = {**(settings.get("text") or {}), "format": definition.settings["text"]["format"]}
     return settings
 

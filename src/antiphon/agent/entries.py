@@ -15,8 +15,13 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import PendingReason, ToolInvocation, UsageCost
 
-Consequence = Literal["", "decision", "no_progress", "budget", "blocked"]
-"""The effect of a call's result on the run: it is the decision, it ends the use of tools, or it ends the run."""
+Consequence = Literal["", "decision", "final", "output", "invalid_output", "no_progress", "budget", "blocked"]
+"""The effect of a call's result on the run.
+
+`decision`, `final` and `output`: the arguments of a decision, the result of a final tool, or the arguments of an output
+tool are the answer. `invalid_output`: the arguments of an output tool do not match the output type.
+`no_progress` and `budget`: it ends the use of tools. `blocked`: it ends the run.
+"""
 
 
 class UnresolvedCall(ToolInvocation, frozen=True):

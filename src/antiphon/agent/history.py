@@ -44,6 +44,10 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 REASONING_LOST = "The server can no longer decrypt the reasoning of earlier turns. The run goes on without it."
 
 _DECRYPTION_ERROR = "invalid_encrypted_content"
+_SCHEMA_ERROR = "invalid_json_schema"
+_FORMAT_NAMES = ("text.format", "response_format", "json_schema", "structured output")
+_FORMAT_PARAMS = ("text", "text.format", "text.format.type", "response_format", "response_format.type")
+_UNSUPPORTED_WORDS = ("not supported", "unsupported", "not support", "cannot", "not available", "not allowed")
 _UNSUPPORTED_MESSAGE = "encrypted content is not supported"
 
 
@@ -275,6 +279,11 @@ def join_text(items: Sequence[JsonObject], *, kinds: Sequence[str] = ("output_te
     return "".join(texts)
 
 
+def join_output(output: str | Sequence[JsonObject]) -> str:
+    """Return the text of a call's output."""
+    return output if isinstance(output, str) else "".join(str(part.get("text") or "") for part in output)
+
+
 def _list_parts(content: Any) -> list[JsonObject]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -284,10 +293,11 @@ def _list_parts(content: Any) -> list[JsonObject]:
 # Encrypted reasoning
 
 
-class EncryptionSupport(Struct):
-    """State shared by the runs of an agent. `is_refused` is set once the model has refused to encrypt reasoning."""
+class ModelSupport(Struct):
+    """State shared by the runs of an agent: the parts of its requests that the model has refused."""
 
-    is_refused: bool = False
+    refuses_encryption: bool = False
+    refuses_format: bool = False
 
 
 def refuses_encryption(error: AntiphonError) -> bool:
@@ -297,6 +307,15 @@ def refuses_encryption(error: AntiphonError) -> bool:
     # Proxies may lose the parameter that the error is about.
     is_about_include = (error.param or "").startswith("include") or ENCRYPTED_REASONING in error.message
     return is_about_include or _UNSUPPORTED_MESSAGE in error.message.lower()
+
+
+def refuses_format(error: AntiphonError) -> bool:
+    """Return True if the model cannot answer in the format of a JSON Schema. An invalid schema is another error."""
+    if error.type != InvalidRequest.type or error.code == _SCHEMA_ERROR:
+        return False
+    message = error.message.lower()
+    is_about_format = any(name in message for name in _FORMAT_NAMES) or error.param in _FORMAT_PARAMS
+    return is_about_format and any(word in message for word in _UNSUPPORTED_WORDS)
 
 
 def cannot_decrypt(error: AntiphonError) -> bool:

@@ -216,14 +216,15 @@ class Loop:
         state, participant = self._state, self._participant
         if isinstance(end, NextTurn) or end.kind in _UNCHECKED_ENDS:
             return end
-        if state.ended is not None or state.calls or not state.text:
+        has_open_turn = state.calls and state.final_call is None
+        if state.ended is not None or has_open_turn or not state.answer:
             return end
         check = OutputCheck(
             run_id=self._journal.run_id,
             agent=participant.name,
             deps=self._deps,
             output=end.output,
-            text=state.text,
+            text=state.answer,
             retries=state.output_repairs,
         )
         # If the run ends during the check, the outcome must not have the answer.
@@ -313,7 +314,7 @@ class Loop:
             run_id=self._journal.run_id,
             agent=state.active_agent,
             output=end.output,
-            text="" if end.kind == "blocked" or self._withholds_answer else state.text or state.refusal,
+            text="" if end.kind == "blocked" or self._withholds_answer else state.answer or state.refusal,
             usage=self._budget.usage,
             turns=state.turns,
             tool_calls=self._budget.tool_calls,

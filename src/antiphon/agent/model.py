@@ -13,8 +13,8 @@ from antiphon.agent.history import (
     ENCRYPTED_REASONING,
     OUTPUT_TYPES,
     REASONING_LOST,
-    EncryptionSupport,
     HistoryCompleter,
+    ModelSupport,
     cannot_decrypt,
     drop_encrypted,
     drop_lone_reasoning,
@@ -22,11 +22,13 @@ from antiphon.agent.history import (
     is_call,
     is_encrypted,
     refuses_encryption,
+    refuses_format,
     to_input_item,
 )
 from antiphon.agent.provider import is_continuation_error
 from antiphon.agent.run_state import RunState
 from antiphon.agent.transports.base import ResponseCollector, Transport
+from antiphon.agent.typed_output import TypedOutput
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import (
     CustomToolCallInputDelta,
@@ -45,12 +47,15 @@ from antiphon.upstream.usage import estimate_payload_usage, parse_usage
 
 logger = logging.getLogger(__name__)
 
+FORMAT_REFUSED = "The model has no structured output. The instructions contain the schema of the output instead."
+
 DeltaKind = Literal["text", "reasoning"]
-Fallback = Literal["send_history", "request_no_encryption", "drop_encrypted"]
+Fallback = Literal["send_history", "request_no_encryption", "drop_encrypted", "prompt_output"]
 """A change to a request that the server did not accept.
 
 `send_history`: send the whole history instead of continuing a response. `request_no_encryption`: do not request
-encrypted reasoning. `drop_encrypted`: do not send encrypted reasoning back.
+encrypted reasoning. `drop_encrypted`: do not send encrypted reasoning back. `prompt_output`: put the schema of the
+output into the instructions instead of `text.format`.
 """
 
 _DELTA_KINDS: dict[type[Event], DeltaKind] = {
@@ -63,6 +68,9 @@ _CALL_EVENTS = {
     str(event.__struct_config__.tag): event
     for event in (OutputItemAdded, FunctionCallArgumentsDelta, CustomToolCallInputDelta)
 }
+
+
+_FALLBACK_NOTICES: dict[Fallback, str] = {"drop_encrypted": REASONING_LOST, "prompt_output": FORMAT_REFUSED}
 
 
 class ModelDelta(Struct, frozen=True, gc=False):
@@ -128,9 +136,9 @@ class ResponsesModel:
     """A model behind a transport of the Responses API.
 
     `settings` are the parameters of every request. With `conversation_state="client"` every request has the whole
-    history; with "server" it continues the response before, as long as the server supports that. `encryption` is shared
-    by all runs of the model. With `raw_events` every event of the server is also part of the stream. Each run has its
-    own instance.
+    history; with "server" it continues the response before, as long as the server supports that. `support` is shared
+    by all runs of the model. `output` is the type of the answer; the settings have its `text.format`. With `raw_events`
+    every event of the server is also part of the stream. Each run has its own instance.
     """
 
     def __init__(
@@ -140,17 +148,20 @@ class ResponsesModel:
         settings: JsonObject,
         tools: Sequence[JsonObject],
         conversation_state: Literal["client", "server"] = "client",
-        encryption: EncryptionSupport | None = None,
+        support: ModelSupport | None = None,
+        output: TypedOutput | None = None,
         raw_events: bool = False,
     ) -> None:
         self._transport = transport
+        self._output = output
+        self._output_tools = [] if output is None else output.describe_tools()
         self._raw_events = raw_events
         self._server_tools: Sequence[JsonObject] = settings.get("tools", ())
-        self._tools = [*self._server_tools, *tools]
+        self._tools = [*self._server_tools, *tools, *self._output_tools]
         self._include = _choose_include(settings)
         self._settings = {name: value for name, value in settings.items() if name != "include"}
         self._conversation_state = conversation_state
-        self._encryption = encryption or EncryptionSupport()
+        self._support = support or ModelSupport()
         self._completer = HistoryCompleter()
 
     def set_instructions(self, instructions: str | None) -> None:
@@ -161,7 +172,7 @@ class ResponsesModel:
 
     def set_tools(self, tools: Sequence[JsonObject]) -> None:
         """Replace the tools of the following requests. The tools in the settings, which the server runs, stay."""
-        self._tools = [*self._server_tools, *tools]
+        self._tools = [*self._server_tools, *tools, *self._output_tools]
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         fallbacks: set[Fallback] = set()
@@ -183,31 +194,29 @@ class ResponsesModel:
                 if fallback is None or fallback in fallbacks:
                     raise
                 fallbacks.add(fallback)
-                if fallback == "drop_encrypted":
-                    yield ModelNotice(REASONING_LOST)
+                if fallback in _FALLBACK_NOTICES:
+                    yield ModelNotice(_FALLBACK_NOTICES[fallback])
             except AssertionError:
                 # An assertion of a test transport must fail the test, not only the run.
                 raise
             except Exception as error:
                 raise make_turn_error(error) from error
-        self._encryption.is_refused |= "request_no_encryption" in fallbacks
+        self._support.refuses_encryption |= "request_no_encryption" in fallbacks
+        self._support.refuses_format |= "prompt_output" in fallbacks
         yield msgspec.structs.replace(answer, drops_encrypted="drop_encrypted" in fallbacks)
 
     def _prepare(
         self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
     ) -> "_Attempt":
         request = self._settings | {"store": self._conversation_state == "server"}
-        encrypts = not self._encryption.is_refused and "request_no_encryption" not in fallbacks
+        encrypts = not self._support.refuses_encryption and "request_no_encryption" not in fallbacks
         include = [value for value in self._include if encrypts or value != ENCRYPTED_REASONING]
         if include:
             request["include"] = include
         if self._tools:
-            request["tools"] = self._tools
-            if not use_tools:
-                request["tool_choice"] = "none"
-            elif state.tool_calls > state.calls_before_handoff and _forces_call(request.get("tool_choice")):
-                # It applies to the first call. If it applied to every turn, the model could never answer.
-                del request["tool_choice"]
+            self._add_tools(request, state, use_tools=use_tools)
+        if self._output is not None:
+            self._add_output(request, self._output, fallbacks)
         if self._conversation_state == "server" and state.response_id is not None:
             new_items = [*state.history[state.sent_count :], *extra_input]
             request |= {"previous_response_id": state.response_id, "input": new_items}
@@ -215,6 +224,27 @@ class ResponsesModel:
         history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
         items = [*self._completer.complete(history), *extra_input]
         return _Attempt(request | {"input": items}, items, raw_events=self._raw_events)
+
+    def _add_tools(self, request: JsonObject, state: RunState, *, use_tools: bool) -> None:
+        request["tools"] = self._tools
+        if not use_tools:
+            # An answer by a tool call is possible in the last turn too.
+            request |= {"tools": self._output_tools} if self._output_tools else {}
+            request["tool_choice"] = "required" if self._output_tools else "none"
+        elif state.tool_calls > state.calls_before_handoff and _forces_call(request.get("tool_choice")):
+            # It applies to the first call. If it applied to every turn, the model could never answer.
+            del request["tool_choice"]
+        if self._output_tools:
+            request.setdefault("tool_choice", "required")
+
+    def _add_output(self, request: JsonObject, output: TypedOutput, fallbacks: Collection[Fallback]) -> None:
+        """Put the schema of the output into the instructions if the model does not get it otherwise."""
+        falls_back = output.mode == "native" and (self._support.refuses_format or "prompt_output" in fallbacks)
+        if falls_back:
+            request["text"] = {name: value for name, value in request["text"].items() if name != "format"}
+        if falls_back or output.mode == "prompt":
+            instructions = request.get("instructions")
+            request["instructions"] = f"{instructions}\n\n{output.prompt}" if instructions else output.prompt
 
     def _choose_fallback(self, attempt: "_Attempt", error: AntiphonError) -> Fallback | None:
         """Return the change after which the server is expected to answer, if there is one."""
@@ -394,6 +424,8 @@ def _choose_include(settings: JsonObject) -> list[str]:
 def _find_fallback(request: JsonObject, error: AntiphonError) -> Fallback | None:
     if ENCRYPTED_REASONING in request.get("include", ()) and refuses_encryption(error):
         return "request_no_encryption"
+    if request.get("text", {}).get("format", {}).get("type") == "json_schema" and refuses_format(error):
+        return "prompt_output"
     if cannot_decrypt(error) and any(map(is_encrypted, request["input"])):
         return "drop_encrypted"
     if "previous_response_id" in request and (is_continuation_error(error) or cannot_decrypt(error)):

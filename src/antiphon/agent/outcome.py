@@ -114,6 +114,17 @@ class ArgumentsDelta(RunEvent, tag="arguments.delta", gc=False):
     text: str
 
 
+class PartialOutput(RunEvent, tag="output.partial"):
+    """The typed output as far as the model has written it. Only streams with `partial_output` have them.
+
+    `data` is the JSON so far. `output` is the value of the output type, or None if `data` does not match the type yet.
+    The last one of a run has the whole output.
+    """
+
+    data: Any
+    output: Any
+
+
 class ModelEvent(RunEvent, tag="model.event"):
     """An event of the Responses API as the server has sent it. Only streams with `raw_events` have them."""
 

@@ -29,6 +29,7 @@ from antiphon.agent.history import (
     OUTPUT_TYPES,
     drop_encrypted,
     find_invocations,
+    join_output,
     join_text,
     make_output_item,
     shorten_output,
@@ -47,8 +48,8 @@ class RunState:
 
     def __init__(self) -> None:
         self.agent = ""
-        self.model = ""
         """The name of the agent that has started the run."""
+        self.model = ""
         self.active_agent = ""
         """The name of the agent that goes on with the run: the same, or the one of the last handoff."""
         self.started_at = 0.0
@@ -101,6 +102,14 @@ class RunState:
         """The unresolved calls of earlier runs of this subagent, which this run has not repeated."""
         self.repeats = RepeatCounter()
         self.decision: ToolInvocation | None = None
+        self.final_results: dict[str, str] = {}
+        """The final answers in the last turn, by call id: results of tools, or arguments of output tools."""
+        self.output_calls: set[str] = set()
+        """The calls of output tools among them."""
+        self.replaced_output: str | None = None
+        """The text that a guardrail has set instead of the final result."""
+        self.invalid_output = ""
+        """The arguments of an output tool in the last turn that do not match the output type."""
         self.block_reason = ""
         self.limit_reached = ""
         self.traceparent = ""
@@ -116,6 +125,17 @@ class RunState:
     def conversation_before_answer(self) -> list[JsonObject]:
         """The conversation without the last answer."""
         return [*self.unfiltered, *self.history[self.filtered_count : self._answer_index]]
+
+    @property
+    def final_call(self) -> ToolInvocation | None:
+        """The call whose result ends the run: the first one of the last turn, in the order of the calls."""
+        return next((call for call in self.calls if call.call_id in self.final_results), None)
+
+    @property
+    def answer(self) -> str:
+        """The text of the final answer: of a call that ends the run, else of the last turn."""
+        call = self.final_call
+        return self.text if call is None else self.replaced_output or self.final_results[call.call_id]
 
     def awaits_verdict(self, call_id: str) -> bool:
         """Return True if a person may approve or deny this call."""
@@ -218,16 +238,32 @@ class RunState:
         self.calls = find_invocations(entry.output)
         self.open_calls = list(self.calls)
         self.started_calls, self.replaced_calls, self.paused_calls, self.verdicts = set(), set(), {}, {}
+        self.final_results, self.output_calls, self.replaced_output, self.invalid_output = {}, set(), None, ""
 
     def _replace_output(self, text: str) -> None:
-        """Replace the messages of the last answer."""
-        self.text = text
+        """Replace the messages of the last answer, or the final result of a call."""
+        call = self.final_call
         answer = self.history[self._answer_index :]
-        self.history[self._answer_index :] = [item for item in answer if item.get("type", "message") != "message"]
+        if call is not None:
+            self.replaced_output = text
+            if call.call_id not in self.output_calls:
+                self._replace_result(call, text)
+                return
+            others = [item for item in answer if item.get("call_id") != call.call_id]
+        else:
+            self.text = text
+            others = [item for item in answer if item.get("type", "message") != "message"]
         content = [{"type": "output_text", "text": text, "annotations": []}]
-        self.history.append({"type": "message", "role": "assistant", "content": content})
+        message = {"type": "message", "role": "assistant", "content": content}
+        self.history[self._answer_index :] = [*others, message]
         # The server has stored the original.
         self.response_id, self.sent_count = None, len(self.history)
+
+    def _replace_result(self, call: ToolInvocation, text: str) -> None:
+        """Replace the output of a call. The server has not read it yet."""
+        item = make_output_item(self.find_item(call), text)
+        indexes = (index for index, each in enumerate(self.history) if each.get("call_id") == call.call_id)
+        self.history[max(indexes)] = item
 
     def _replace_arguments(self, entry: ArgumentsReplacedEntry) -> None:
         call = self._find_open(entry.call_id)
@@ -266,12 +302,25 @@ class RunState:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
         self.repeats.add(call, entry.output, is_error=entry.is_error)
-        if entry.consequence == "decision":
-            self.decision = call
-        elif entry.consequence == "blocked":
-            self.block_reason = entry.block_reason or ""
-        elif entry.consequence:
-            self.limit_reached = entry.consequence
+        if entry.consequence:
+            self._apply_consequence(call, entry)
+
+    def _apply_consequence(self, call: ToolInvocation, entry: CallResultEntry) -> None:
+        match entry.consequence:
+            case "decision":
+                self.decision = call
+            case "final":
+                self.final_results[call.call_id] = join_output(entry.output)
+            case "output":
+                self.final_results[call.call_id] = call.arguments
+                self.output_calls.add(call.call_id)
+            case "invalid_output":
+                self.output_repairs += not self.invalid_output
+                self.invalid_output = call.arguments or "{}"
+            case "blocked":
+                self.block_reason = entry.block_reason or ""
+            case limit:
+                self.limit_reached = limit
 
     def _resolve_inherited(self, call: ToolInvocation) -> None:
         """Remove the inherited call that this one has repeated, or that a person has decided on."""

@@ -1,11 +1,14 @@
 """The stream that a run returns: its events, and then its outcome."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Generic
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from antiphon.agent.journal import Journal
 from antiphon.agent.outcome import Outcome, OutputT_co, RunEvent, RunEvents
 from antiphon.protocol.json_text import JsonObject
+
+T = TypeVar("T")
 
 
 class OutcomeHolder:
@@ -52,3 +55,19 @@ class RunStream(AsyncGenerator[RunEvent, None], Generic[OutputT_co]):
 
     def aclose(self) -> Coroutine[Any, Any, None]:
         return self._events.aclose()
+
+
+def run_in_new_loop(work: Callable[[], Awaitable[T]], close: Callable[[], Awaitable[None]]) -> T:
+    """Run `work`, and then `close`, in an event loop of its own. Connections belong to the loop and end with it."""
+
+    async def run_and_close() -> T:
+        try:
+            return await work()
+        finally:
+            await close()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run_and_close())
+    raise RuntimeError("An event loop is running in this thread: await the run instead.")

@@ -22,6 +22,7 @@ from antiphon.agent.journal import Journal
 from antiphon.agent.loop import Loop
 from antiphon.agent.outcome import AgentChanged, RunEnded, RunEvent, RunEvents
 from antiphon.agent.ownership import has_leases, take_ownership
+from antiphon.agent.partial_output import add_partial_outputs
 from antiphon.agent.participants import Participant
 from antiphon.agent.resume import resume_journal
 from antiphon.agent.run_state import RunState
@@ -29,6 +30,7 @@ from antiphon.agent.run_stream import OutcomeHolder, RunStream
 from antiphon.agent.session_runs import SessionRun
 from antiphon.agent.task import Task
 from antiphon.agent.tracing import find_tracing
+from antiphon.agent.typed_output import TypedOutput
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
@@ -54,6 +56,7 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     ledger: Ledger | None = None
     cancel: asyncio.Event | None = None
     raw_events: bool = False
+    partial_output: bool = False
     parent: ParentRun | None = None
 
 
@@ -90,9 +93,17 @@ class Runner:
     def _make_stream(self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments) -> RunStream[Any]:
         holder = OutcomeHolder()
         if arguments.session is None:
-            return RunStream(self._execute(open_journal, arguments, holder), holder)
-        events = self._execute_in_session(arguments.session, open_journal, arguments, holder)
+            events = self._execute(open_journal, arguments, holder)
+        else:
+            events = self._execute_in_session(arguments.session, open_journal, arguments, holder)
+        if arguments.partial_output:
+            events = add_partial_outputs(events, functools.partial(self._find_output, holder))
         return RunStream(events, holder)
+
+    def _find_output(self, holder: OutcomeHolder, name: str | None) -> TypedOutput | None:
+        """Return the output type of an agent, or of the active one."""
+        active = name or (holder.journal.state.active_agent if holder.journal is not None else "")
+        return self._agents.get(active, self._definition).task.output
 
     async def _start_journal(self, items: list[JsonObject], run_id: str, arguments: RunArguments) -> Journal:
         require_json(items, "task")

@@ -11,7 +11,7 @@ from antiphon.agent.outcome import OutcomeKind, RunError
 from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import PendingToolCall
+from antiphon.tools.base import PendingToolCall, ToolInvocation
 
 CONTINUE = "The limit was raised, and tools can be called again. Go on with the task."
 BLOCKED_OUTPUT = "output_guardrail"
@@ -83,11 +83,16 @@ class Steps:
             return End("decision", read_arguments(state.decision))
         if pending:
             return End("needs_approval", pending=tuple(pending))
+        if state.final_call is not None:
+            return self._evaluate_final_call(state.final_call)
         if state.last_turn_reason:
             if state.last_turn_reason in ("max_turns", "budget") and self.find_limit() is None:
                 # The run was resumed with a higher limit.
                 return NextTurn(CONTINUE)
             return End(cast(OutcomeKind, state.last_turn_reason), self._parse_last_output())
+        if state.invalid_output and state.output_repairs > self._task.output_retries:
+            message = "The answer does not match the output type: see the output of the last call."
+            return End("failed", error=RunError("invalid_output", message, state.invalid_output))
         step = self._evaluate_answer() if state.turns and not state.calls else NextTurn()
         return step if isinstance(step, End) else self.limit(step)
 
@@ -133,6 +138,26 @@ class Steps:
             return End("no_progress")
         return End("final", text) if self._task.reminder is None else NextTurn(self._task.reminder)
 
+    def _evaluate_final_call(self, call: ToolInvocation) -> End:
+        """Return the end after a call whose result, or whose arguments, are the answer."""
+        state = self._state
+        kind = cast(OutcomeKind, state.last_turn_reason or "final")
+        try:
+            return End(kind, self._parse_final_call(call))
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            message = f"The result of the tool '{call.name}' does not match the output type: {error}"
+            return End("failed", error=RunError("invalid_output", message, state.answer))
+
+    def _parse_final_call(self, call: ToolInvocation) -> Any:
+        state, output = self._state, self._task.output
+        if output is None:
+            return state.answer
+        if state.replaced_output is not None:
+            return output.parse(state.replaced_output)
+        if call.call_id in state.output_calls:
+            return output.parse_call(call.name, call.arguments)
+        return output.parse_result(state.answer)
+
     def _evaluate_output(self, text: str) -> End | NextTurn:
         """Parse the answer. The model may repeat an invalid one."""
         assert self._task.output is not None
@@ -144,7 +169,8 @@ class Steps:
             if self._state.output_repairs >= self._task.output_retries:
                 message = f"The answer does not match the output type: {reason}"
                 return End("failed", error=RunError("invalid_output", message, text))
-            message = f"Your answer does not fit: {reason}. Answer again, with nothing but the JSON."
+            how = "by calling a tool for it" if self._task.output.tools else "with nothing but the JSON"
+            message = f"Your answer does not fit: {reason}. Answer again, {how}."
             return NextTurn(message, repairs_output=True)
 
     def send_back(self, end: End, message: str) -> End | NextTurn:
@@ -153,7 +179,7 @@ class Steps:
             # There is no other turn.
             return msgspec.structs.replace(end, output=None)
         if self._state.output_repairs >= self._task.output_retries:
-            error = RunError("invalid_output", f"The answer was not accepted: {message}", self._state.text)
+            error = RunError("invalid_output", f"The answer was not accepted: {message}", self._state.answer)
             return End("failed", error=error)
         return self.limit(NextTurn(message, repairs_output=True))
 

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from antiphon.agent.unresolved import find_inherited
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import ApprovalRequired, PendingToolCall, ToolContext, ToolResult, UsageCost
+from antiphon.tools.base import ApprovalRequired, PendingToolCall, Tool, ToolContext, ToolResult, UsageCost
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 from antiphon.tools.function import make_result
 
@@ -144,6 +144,32 @@ class SubagentTool:
         run: str | bytes = started.pack() if ledger is None else run_id
         verdicts = _find_verdicts(started, context)
         return self.agent.resume_subagent(run, verdicts, deps=deps, ledger=ledger, parent=parent)
+
+
+def make_subagent_tool(
+    invoke: SubagentTool,
+    name: str,
+    description: str,
+    *,
+    needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
+    timeout: float | None = None,
+) -> Tool:
+    """Return the tool that runs an agent on one input."""
+    return Tool(
+        name=name,
+        description=description,
+        parameters={
+            "type": "object",
+            "properties": {"input": {"type": "string", "description": "What to work on, with all it needs."}},
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+        invoke=invoke,
+        timeout=timeout,
+        needs_approval=needs_approval,
+        # The run of the subagent has its own journal, so it can be resumed.
+        on_interrupt="retry",
+    )
 
 
 async def _find_run(run_id: str, context: AgentContext) -> Journal | None:

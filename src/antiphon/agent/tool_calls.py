@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType, structs
 
 from antiphon.agent.approvals import DENIED, needs_approval
@@ -58,6 +59,8 @@ RUN_STOPPED = "The call was not made: the run was stopped before."
 NOT_APPROVED_YET = "The call has not been made: it waits for approval."
 CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
 DECISION_TAKEN = "The decision is taken."
+ANSWER_ACCEPTED = "The answer was accepted."
+AFTER_ANSWER = "The call was not made: the run has ended with an answer."
 AFTER_DECISION = "The call was not made: the decision was taken before."
 
 WITHHELD = "The result was withheld: a guardrail has stopped the run."
@@ -97,31 +100,59 @@ class ToolCalls:
         """The calls whose tools did not stop when they were cancelled."""
 
     async def run(self, *, has_next_turn: bool) -> AsyncGenerator[RunEvent, None]:
-        """Run the open calls that can run now. Without a next turn the model cannot read results, so none runs."""
+        """Run the open calls that can run now.
+
+        Without a next turn the model cannot read results, so only calls that can end the run are made.
+        """
         self.pending = []
-        open_calls = self._state.open_calls
-        decision = next((call for call in open_calls if call.name == self._task.decision), None)
+        await self._read_outputs()
+        decision = next((call for call in self._state.open_calls if call.name == self._task.decision), None)
         if decision is None and not has_next_turn:
-            await self._close_open_calls(LIMIT_REACHED)
-        else:
-            if self.participant.guardrails.calls:
-                await self._check_calls()
-            candidates = open_calls[: open_calls.index(decision)] if decision else list(open_calls)
-            handoffs = [call for call in candidates if call.name in self.participant.handoffs]
-            others = [call for call in candidates if call not in handoffs] if handoffs else candidates
+            await self._close_open_calls(LIMIT_REACHED, is_spared=self._is_final)
+        if self._state.open_calls:
             # Leaving this method must stop all calls: a later result would be written after the end of the run.
-            async with contextlib.aclosing(self._run_admitted(others)) as events:
+            async with contextlib.aclosing(self._run_open(decision)) as events:
                 async for event in events:
                     yield event
-            if handoffs and not self.pending and not self._state.block_reason:
-                async with contextlib.aclosing(self._run_handoff(*handoffs)) as events:
-                    async for event in events:
-                        yield event
-            if decision is not None and not self.pending:
-                await self._write_result(decision, ToolResult(DECISION_TAKEN), consequence="decision")
-                await self._close_open_calls(AFTER_DECISION)
         for event in self.drain_events():
             yield event
+
+    async def _run_open(self, decision: ToolInvocation | None) -> AsyncGenerator[RunEvent, None]:
+        """Run the open calls: up to a decision, and handoffs after all others."""
+        if self.participant.guardrails.calls:
+            await self._check_calls()
+        open_calls = self._state.open_calls
+        candidates = open_calls[: open_calls.index(decision)] if decision else list(open_calls)
+        handoffs = [call for call in candidates if call.name in self.participant.handoffs]
+        others = [call for call in candidates if call not in handoffs] if handoffs else candidates
+        async with contextlib.aclosing(self._run_admitted(others)) as events:
+            async for event in events:
+                yield event
+        if handoffs and not self.pending and not self._state.block_reason:
+            async with contextlib.aclosing(self._run_handoff(*handoffs)) as events:
+                async for event in events:
+                    yield event
+        if decision is not None and not self.pending:
+            await self._write_result(decision, ToolResult(DECISION_TAKEN), consequence="decision")
+            await self._close_open_calls(AFTER_DECISION)
+
+    async def _read_outputs(self) -> None:
+        """Validate the open calls of output tools. They have no effect, so they need neither an intent nor approval."""
+        output = self._task.output
+        if output is None or not output.tools:
+            return
+        for call in [each for each in self._state.open_calls if each.name in output.tools]:
+            try:
+                output.parse_call(call.name, call.arguments)
+            except (msgspec.ValidationError, msgspec.DecodeError) as error:
+                refusal = make_error_result(f"The answer does not fit: {error}")
+                await self._write_result(call, refusal, consequence="invalid_output")
+            else:
+                await self._write_result(call, ToolResult(ANSWER_ACCEPTED), consequence="output")
+
+    def _is_final(self, call: ToolInvocation) -> bool:
+        tool = self._executor.tools.get(call.name)
+        return tool is not None and tool.final
 
     @property
     def _executor(self) -> Executor:
@@ -139,9 +170,11 @@ class ToolCalls:
         elif self._journal.ownership is not None:
             await self._journal.ownership.check()
 
-    async def _close_open_calls(self, reason: str) -> None:
+    async def _close_open_calls(
+        self, reason: str, is_spared: Callable[[ToolInvocation], bool] = lambda _: False
+    ) -> None:
         """Give every open call an error as its output, so that the conversation can be continued."""
-        for call in list(self._state.open_calls):
+        for call in [each for each in self._state.open_calls if not is_spared(each)]:
             is_started = call.call_id in self._state.started_calls
             await self._write_result(call, make_error_result(INTERRUPTED if is_started else reason))
 
@@ -205,7 +238,11 @@ class ToolCalls:
                 yield event
 
     async def _run_handoff(self, call: ToolInvocation, *others: ToolInvocation) -> AsyncGenerator[RunEvent, None]:
-        """Run a handoff, after all other calls of the turn, and refuse further ones."""
+        """Run a handoff, after all other calls of the turn, and refuse further ones. None runs after a final answer."""
+        if self._state.final_call is not None:
+            for each in (call, *others):
+                await self._write_result(each, make_error_result(AFTER_ANSWER))
+            return
         for other in others:
             await self._write_result(other, make_error_result(SECOND_HANDOFF))
         async with contextlib.aclosing(self._run_admitted([call])) as events:
@@ -327,7 +364,7 @@ class ToolCalls:
                 state = subagent.pack()
                 await self._journal.write(CallPauseEntry(call.call_id, [], state, *self._count_spent(call)))
             raise
-        if repeat >= WARN_AT and not self._state.repeats.is_new(call, result.output):
+        if repeat >= WARN_AT and not self._is_final(call) and not self._state.repeats.is_new(call, result.output):
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)
         block_reason = ""
@@ -338,7 +375,9 @@ class ToolCalls:
             result = await self._hand_off(call, handoff, result)
             if not result.is_error:
                 return
-        await self._finish_write(self._write_result(call, result, block_reason=block_reason))
+        consequence: Consequence = "final" if self._is_final(call) and not result.is_error else ""
+        write = self._write_result(call, result, consequence=consequence, block_reason=block_reason)
+        await self._finish_write(write)
 
     async def _hand_off(self, call: ToolInvocation, handoff: Handoff, result: ToolResult) -> ToolResult:
         """Pass the run to another agent. Return an error for the model if that fails."""

@@ -83,7 +83,8 @@ class Tool(Struct, frozen=True, kw_only=True):
     the model wrote; it may raise, and may be cancelled. `timeout` is in seconds for each attempt. `retries` is the
     number of further attempts after an exception or a timeout. `concurrency` limits parallel calls. `needs_approval`
     applies to all calls, or depends on the arguments. `repeatable` permits repeated calls with the same arguments, for
-    example for the current time; without it they count as a loop.
+    example for the current time; without it they count as a loop. The result of a `final` tool, unless it is an error,
+    is the final answer of the run.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False
     on_interrupt: OnInterrupt = "ask"
     repeatable: bool = False
+    final: bool = False
 
     def __post_init__(self) -> None:
         require_name(self.name)

@@ -62,6 +62,7 @@ def tool(
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
     on_interrupt: OnInterrupt = "ask",
     repeatable: bool = False,
+    final: bool = False,
 ) -> Callable[[Callable[P, R]], CallableTool[P, R]]: ...
 
 
