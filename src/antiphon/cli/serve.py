@@ -56,14 +56,14 @@ def _serve(settings: Settings) -> None:
 def _serve_with_workers(settings: Settings) -> None:
     from antiphon.server.listener import bind_socket, format_url
     from antiphon.server.log import configure_logging
-    from antiphon.server.workers.messages import Ready
+    from antiphon.server.workers.messages import WorkerReady
     from antiphon.server.workers.supervisor import Supervisor
 
     configure_logging(settings)
     with bind_socket(settings) as listener:
         url = format_url(listener)
 
-        def print_banner(ready: Ready) -> None:
+        def print_banner(ready: WorkerReady) -> None:
             print(format_banner(url, settings, ready.models, needs_key=ready.needs_key), flush=True)
 
         Supervisor(settings, listener, on_ready=print_banner).run()

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 SEAL_FILE = "seal.keys"
 _DAY = 24 * 60 * 60
+_SCRIPTED = "scripted"
+# Hosted tools are created again if one of these settings has changed.
+_TOOL_SETTINGS = ("mcp_servers", "web_search", "image_generation", "outbound_allow", "max_hosted_calls")
 
 
 def build_engine(settings: Settings) -> Engine:
@@ -62,6 +65,30 @@ def build_engine(settings: Settings) -> Engine:
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),
         containers=make_containers(settings, store),
+    )
+
+
+async def reconfigure(engine: Engine, old: Settings, new: Settings) -> None:
+    """Change the backends, models, hosted tools and limits of a running engine to those of new settings.
+
+    Backends with the same settings stay open. Raises ConfigError, or the error of a backend that cannot start; nothing
+    has then changed.
+    """
+    backends = {}
+    for name, backend in new.backends.items():
+        # A script may have changed, although its name has not.
+        if backend == old.backends.get(name) and backend.kind != _SCRIPTED:
+            backends[name] = engine.backends[name]
+        else:
+            backends[name] = create(backend.kind, name=name, options=backend.options, data_dir=new.data_dir)
+    tools = engine.hosted_tools
+    if not new.stateless and any(getattr(new, name) != getattr(old, name) for name in _TOOL_SETTINGS):
+        tools = create_hosted_tools(HostedSetup(settings=new))
+    await engine.reconfigure(
+        backends=backends,
+        policy=make_policy(new),
+        hosted_tools=tools,
+        configuration_id=make_configuration_id(new, engine.sealer),
     )
 
 

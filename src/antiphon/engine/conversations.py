@@ -22,7 +22,7 @@ from antiphon.store.base import Store
 class Conversations:
     def __init__(self, store: Store, policy: Policy) -> None:
         self._store = store
-        self._policy = policy
+        self.policy = policy
 
     async def create(
         self, project: str, items: Sequence[Item | Unknown], metadata: dict[str, str] | None
@@ -30,7 +30,7 @@ class Conversations:
         mint = Mint()
         conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
         stored = await self._prepare_items(project, items, mint)
-        await self._store.create_conversation(project, conversation, stored, expires_at=compute_expiry(self._policy))
+        await self._store.create_conversation(project, conversation, stored, expires_at=compute_expiry(self.policy))
         return conversation
 
     async def retrieve(self, project: str, conversation_id: str) -> Conversation:
@@ -46,16 +46,14 @@ class Conversations:
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
         stored = await self._prepare_items(project, items, Mint())
-        if not await self._store.append_items(
-            project, conversation_id, stored, expires_at=compute_expiry(self._policy)
-        ):
+        if not await self._store.append_items(project, conversation_id, stored, expires_at=compute_expiry(self.policy)):
             raise _not_found(conversation_id)
         return make_page(stored, has_more=False)
 
     async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
         """Check the items, give them ids, and replace references by the stored items."""
         check_item_ids(items, param="items")
-        check_parts(items, self._policy, param="items")
+        check_parts(items, self.policy, param="items")
         check_configuration_updates(items, param="items")
         loaded = await load_referenced_items(items, project=project, store=self._store, param="items")
         return await offload.run(

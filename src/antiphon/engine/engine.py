@@ -28,6 +28,7 @@ from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.respond.stateless import StatelessRun
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.serve.pipeline import Pipeline
+from antiphon.engine.serve.replaced_pipelines import ReplacedPipelines
 from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
 from antiphon.errors import InvalidRequest, NotFound, Unavailable
@@ -71,21 +72,13 @@ class Engine:
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
         self.reasoning = StoredReasoningSealer(sealer)
-        self._pipeline = Pipeline(
-            backends,
-            store=store,
-            prompts=self.prompts,
-            policy=self._policy,
-            sealer=sealer,
-            hosted_tools=hosted_tools,
-            hosted_services=HostedServices(
-                claim=store.claim_effect, file_search=VectorSearch(self._files), containers=containers
-            ),
-            files=self._files,
-        )
+        self.sealer = sealer
+        self.hosted_tools = hosted_tools
+        self._pipeline = self._make_pipeline(backends, self._policy, hosted_tools)
+        self._replaced = ReplacedPipelines()
         self._running: dict[RunKey, Run] = {}
         self._starting: set[asyncio.Task[object]] = set()
-        worker = Worker(
+        self._worker = Worker(
             store,
             self._pipeline,
             slots=self._policy.background_slots,
@@ -94,7 +87,7 @@ class Engine:
         )
         self._background = BackgroundResponses(
             store,
-            worker,
+            self._worker,
             lease=self._policy.background_lease_seconds,
             limits=self._policy.background_limits,
             page_bytes=self._policy.event_page_bytes,
@@ -105,6 +98,20 @@ class Engine:
         self.has_stored_keys = False  # set at the start
         # Called at the start, before the models are loaded. An error stops the start.
         self.on_store_open: Callable[[], None] | None = None
+
+    def _make_pipeline(self, backends: Mapping[str, Backend], policy: Policy, hosted_tools: HostedTools) -> Pipeline:
+        return Pipeline(
+            backends,
+            store=self._store,
+            prompts=self.prompts,
+            policy=policy,
+            sealer=self.sealer,
+            hosted_tools=hosted_tools,
+            hosted_services=HostedServices(
+                claim=self._store.claim_effect, file_search=VectorSearch(self._files), containers=self.containers
+            ),
+            files=self._files,
+        )
 
     async def start(self) -> None:
         """Open the store and start the backends. If that fails, close all that was opened."""
@@ -125,12 +132,34 @@ class Engine:
             stack.pop_all()
         self.ready = True
 
+    async def reconfigure(
+        self, *, backends: Mapping[str, Backend], policy: Policy, hosted_tools: HostedTools, configuration_id: str
+    ) -> None:
+        """Serve new requests with other backends, tools and another policy.
+
+        Requests in progress end on the backends that they began with; those are closed after the last of them. A
+        backend that is given again stays open. If a new backend cannot start, this raises and nothing has changed.
+        `files`, `embeddings`, `stateless` and the lease of the policy do not change.
+        """
+        pipeline = self._make_pipeline(backends, policy, hosted_tools)
+        await pipeline.start(after=self._pipeline)
+        pipeline.follow(self._pipeline)
+        self._replaced.add(self._pipeline, pipeline)
+        self._pipeline = pipeline
+        self._policy, self.backends, self.hosted_tools = policy, backends, hosted_tools
+        self._store.configuration_id = configuration_id
+        self.conversations.policy = policy
+        self.prompts.max_bytes = policy.max_prompt_bytes
+        self._worker.reconfigure(pipeline, slots=policy.background_slots, limits=policy.background_limits)
+        self._background.limits = policy.background_limits
+
     async def close(self) -> None:
         self.ready = False
         try:
             await self._files.close()
             await self._sweeper.close()
             await self._background.close()
+            await self._replaced.close(self._pipeline)
             await self._pipeline.close()
             if self.containers is not None:
                 await self.containers.close()
@@ -183,12 +212,20 @@ class Engine:
         A request on a connection with a memory brings its `session`. A response that the request fails to continue is
         removed from it.
         """
+        pipeline = self._pipeline
+        pipeline.acquire()
         try:
-            return await self._create(request, project, session)
-        except Exception:
-            if session is not None:
+            run = await self._create(request, project, session)
+        except BaseException as error:
+            pipeline.release()
+            if session is not None and isinstance(error, Exception):
                 session.forget(request.previous_response_id)
             raise
+        if isinstance(run, BackgroundRun):
+            pipeline.release()
+        else:
+            run.on_end(pipeline.release)
+        return run
 
     async def _create(
         self, request: CreateRequest, project: str, session: ConnectionMemory | None
@@ -258,13 +295,15 @@ class Engine:
 
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> tuple[int, Sequence[str]]:
         """Count the tokens that the model would read for a request. Return the count and warnings."""
-        prepared = await self._pipeline.prepare(request, project=project)
-        return await self._pipeline.count_tokens(prepared), prepared.warnings
+        with self._pipeline.in_use() as pipeline:
+            prepared = await pipeline.prepare(request, project=project)
+            return await pipeline.count_tokens(prepared), prepared.warnings
 
     async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, Sequence[str]]:
         """Compact the input of a request and the context it continues. Return the result and warnings."""
-        prepared = await self._pipeline.prepare(request, project=project, repair=True)
-        compacted = await self._pipeline.compact(prepared)
+        with self._pipeline.in_use() as pipeline:
+            prepared = await pipeline.prepare(request, project=project, repair=True)
+            compacted = await pipeline.compact(prepared)
         if self._pipeline.observer is not None:
             self._pipeline.observer.count_tokens(prepared.turn.request.model or "", compacted.usage)
         mint = prepared.mint

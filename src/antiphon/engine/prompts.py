@@ -36,7 +36,7 @@ class Prompts:
 
     def __init__(self, store: Store, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._store = store
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     async def define(self, project: str, definition: PromptDefinition) -> Prompt:
         """Save a new version of a prompt, or the first version of a new prompt."""
@@ -112,11 +112,11 @@ class Prompts:
         """
         sizes = {name: count * len(msgspec.json.encode(variables[name])) for name, count in counts.items()}
         size = body_size + sum(sizes.values())
-        if size > self._max_bytes:
+        if size > self.max_bytes:
             param = f"prompt.variables.{max(sizes, key=sizes.__getitem__)}" if sizes else "prompt"
             raise InvalidRequest(
                 f"The prompt is too large: with its variables it has {size} bytes. This server accepts at most "
-                f"{self._max_bytes} (setting max_prompt_bytes).",
+                f"{self.max_bytes} (setting max_prompt_bytes).",
                 param=param,
                 code="string_above_max_length",
             )

@@ -60,6 +60,10 @@ class App:
         else:
             raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
 
+    def apply_settings(self, settings: Settings) -> None:
+        """Use new settings for the next requests. The engine has its own part (`engine.assembly.reconfigure`)."""
+        self.authenticator.set_keys(settings.api_keys, allowed_hosts=settings.allowed_hosts)
+
     def start_shutdown(self) -> None:
         """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
         self._websockets.start_shutdown()

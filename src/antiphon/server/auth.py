@@ -133,11 +133,10 @@ class Authenticator:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._projects = [(compute_digest(key.key.encode()), key.project) for key in keys]
-        self.requires_key = bool(self._projects)
         self.on_keys_required: Callable[[], None] | None = None
-        self._host_rules = None if self.requires_key else HostRules(host=host, allowed_hosts=allowed_hosts)
+        self._host = host
         self._store = store
+        self.has_stored_keys = False
         self._now = now
         self._monotonic = monotonic
         # The server looks for keys when it starts.
@@ -145,6 +144,7 @@ class Authenticator:
         # The keys that were presented and are valid. A dict compares two keys only if their secret hashes are equal, so
         # this lookup reveals nothing either.
         self._verified: dict[bytes, Grant] = {}
+        self.set_keys(keys, allowed_hosts=allowed_hosts)
         self._recorded_uses: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -153,9 +153,18 @@ class Authenticator:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def set_keys(self, keys: Iterable[ApiKey], *, allowed_hosts: Iterable[str]) -> None:
+        """Use these keys of the settings from now on, also for open connections."""
+        self._projects = [(compute_digest(key.key.encode()), key.project) for key in keys]
+        self._verified.clear()
+        self.requires_key = bool(self._projects) or self.has_stored_keys
+        self._host_rules = None if self.requires_key else HostRules(host=self._host, allowed_hosts=allowed_hosts)
+        if self.requires_key and self.on_keys_required is not None:
+            self.on_keys_required()
+
     def require_keys(self) -> None:
         """Require a key from now on, because the store has one."""
-        self.requires_key = True
+        self.requires_key = self.has_stored_keys = True
         self._host_rules = None
         if self.on_keys_required is not None:
             self.on_keys_required()

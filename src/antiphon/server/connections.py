@@ -49,8 +49,8 @@ class ConnectionTable:
 
     def __init__(self, *, max_total: int, max_unauthenticated: int, max_per_address: int, has_keys: bool) -> None:
         self.max_total = max_total
-        self._max_unauthenticated = max_unauthenticated
-        self._max_per_address = max_per_address
+        self.max_unauthenticated = max_unauthenticated
+        self.max_per_address = max_per_address
         # Without keys, a connection counts as authenticated when the head of its first request is complete.
         self.has_keys = has_keys
         self.unauthenticated = 0
@@ -68,7 +68,7 @@ class ConnectionTable:
         same = self._by_address.setdefault(connection.address, {})
         same[connection] = None
         self.unauthenticated += 1
-        if len(same) > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
+        if len(same) > self.max_per_address or self.unauthenticated > self.max_unauthenticated:
             self._schedule_check()
         return len(connections) <= self.max_total or self._make_room(connection, connections)
 
@@ -96,14 +96,14 @@ class ConnectionTable:
         self._timer = None
         newest = asyncio.get_running_loop().time() - _GRACE_SECONDS
         for same in tuple(self._by_address.values()):
-            while len(same) > self._max_per_address and self._evict_oldest(same, newest):
+            while len(same) > self.max_per_address and self._evict_oldest(same, newest):
                 pass
-        while self.unauthenticated > self._max_unauthenticated:
+        while self.unauthenticated > self.max_unauthenticated:
             if not self._evict_oldest(max(self._by_address.values(), key=len), newest):
                 break
         self._log_evictions()
         largest = max(map(len, self._by_address.values()), default=0)
-        if largest > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
+        if largest > self.max_per_address or self.unauthenticated > self.max_unauthenticated:
             self._schedule_check()
 
     def _evict_oldest(self, same: dict[OpenConnection, None], newest: float) -> bool:
@@ -138,8 +138,8 @@ class ConnectionTable:
                 "max_unauthenticated_per_address (%d).",
                 self._evicted,
                 self.max_total,
-                self._max_unauthenticated,
-                self._max_per_address,
+                self.max_unauthenticated,
+                self.max_per_address,
             )
             self._evicted = 0
 
@@ -148,7 +148,6 @@ class ServerLimits:
     """The settings and the state that all connections of a server share."""
 
     def __init__(self, settings: Settings, bodies: BodyBudget) -> None:
-        self.settings = settings
         self.bodies = bodies
         self.connections = ConnectionTable(
             max_total=settings.max_connections,
@@ -156,6 +155,14 @@ class ServerLimits:
             max_per_address=settings.max_unauthenticated_per_address,
             has_keys=bool(settings.api_keys),  # set later if the store has keys
         )
+        self.apply_settings(settings)
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Use new settings for the next connections."""
+        self.settings = settings
+        self.connections.max_total = settings.max_connections
+        self.connections.max_unauthenticated = settings.max_unauthenticated
+        self.connections.max_per_address = settings.max_unauthenticated_per_address
         self.min_body_bytes = compute_min_bytes(settings, settings.body_timeout_seconds)
 
 

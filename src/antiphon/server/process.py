@@ -19,15 +19,18 @@ import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from antiphon.config import Settings
+from antiphon.engine.assembly import reconfigure
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.connections import ServerLimits
 from antiphon.server.exposure import check_exposure
 from antiphon.server.listener import bind_socket, explain_bind_error, format_url
+from antiphon.server.log import configure_logging
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
+from antiphon.setting_changes import SettingChanges, compare_settings
 
 try:
     import resource
@@ -133,15 +136,16 @@ class Server(uvicorn.Server):
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
         self._app = App(engine, settings)
-        limits = ServerLimits(settings, self._app.body_budget)
-        self._app.authenticator.on_keys_required = limits.connections.require_keys
-        self._settings = settings
+        self._limits = ServerLimits(settings, self._app.body_budget)
+        self._app.authenticator.on_keys_required = self._limits.connections.require_keys
+        self.settings = settings
+        self._reloading = asyncio.Lock()
         self._on_ready = on_ready
         self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
             ServerConfig(
                 self._app,
-                limits,
+                self._limits,
                 http=HttpProtocol,
                 ws="none",  # HttpProtocol chooses the protocol of WebSockets
                 ws_max_size=settings.max_body_bytes,
@@ -165,13 +169,34 @@ class Server(uvicorn.Server):
             min_rate=settings.min_bytes_per_second,
         )
 
+    async def apply_settings(self, settings: Settings) -> SettingChanges:
+        """Change the settings of the running server, without dropping a connection or a response.
+
+        Settings that need a restart are left as they are. Raises AntiphonError if the settings cannot be used; the
+        server then continues with the old ones.
+        """
+        async with self._reloading:
+            changes = compare_settings(self.settings, settings)
+            settings = fit_connections(changes.settings, raise_descriptor_limit())
+            has_stored_keys = self._app.authenticator.has_stored_keys
+            warning = check_exposure(settings, has_stored_keys=has_stored_keys)
+            await reconfigure(self._engine, self.settings, settings)
+            self._app.apply_settings(settings)
+            self._limits.apply_settings(settings)
+            if {"log_level", "log_format"} & set(changes.changed):
+                configure_logging(settings)
+            self.settings = settings
+        if warning is not None:
+            logger.warning("%s", warning)
+        return changes
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets=sockets)
         except SystemExit:
             raise self._app.startup_error or ServerError("The server could not start.") from None
         except OSError as error:  # another process took the port while the models were loaded
-            raise ConfigError(explain_bind_error(error, self._settings)) from None
+            raise ConfigError(explain_bind_error(error, self.settings)) from None
         # Everything loaded so far lives until the end: exclude it from garbage collection. There is little garbage
         # among it, and a collection would take longer than the start of the store.
         gc.freeze()
@@ -182,7 +207,7 @@ class Server(uvicorn.Server):
             self._on_ready(format_url(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        grace = self._settings.shutdown_grace_seconds
+        grace = self.settings.shutdown_grace_seconds
         stop_timer = asyncio.get_running_loop().call_later(grace, self._engine.stop_runs)
         self._app.start_shutdown()
         try:

@@ -58,7 +58,7 @@ class BackgroundResponses:
         self._reader = EventReader(store, page_bytes=page_bytes)
         self._scheduler = scheduler
         self._lease = lease
-        self._limits = limits
+        self.limits = limits
         self._stopping = False
         # Signals of responses that other processes work on. Each exists while a follower holds it.
         self._signals: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
@@ -77,7 +77,7 @@ class BackgroundResponses:
         Raises RateLimited if too many responses of the project wait, and Unavailable if too many wait in all.
         """
         try:
-            await self._store.enqueue(project, stored, request, limits=self._limits)
+            await self._store.enqueue(project, stored, request, limits=self.limits)
         except QueueFull as full:
             seconds = self._scheduler.estimate_seconds(full.waiting)
             if full.is_project:

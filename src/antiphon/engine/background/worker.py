@@ -54,6 +54,12 @@ class Worker:
         self.attempts: dict[RunKey, Attempt] = {}
         self.changed = asyncio.Event()
 
+    def reconfigure(self, pipeline: Pipeline, *, slots: int, limits: RunLimits) -> None:
+        """Work on the next runs with another pipeline, and with other limits."""
+        self._pipeline, self._slots, self._limits = pipeline, slots, limits
+        self._waits.clear()
+        self._wake.set()
+
     async def start(self) -> None:
         self._loop = asyncio.create_task(self._poll())
 
@@ -160,10 +166,12 @@ class Worker:
         if stale is not None:
             stale.cancel()
         self.attempts[key] = attempt
+        pipeline = self._pipeline
+        pipeline.acquire()
         began_at = self._throughput.begin()
         task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
         # Not in the task itself: a task that is cancelled before its first step runs no step.
-        task.add_done_callback(lambda _: self._end(key, attempt, began_at))
+        task.add_done_callback(lambda _: self._end(key, attempt, began_at, pipeline))
         self.notify_change()
 
     async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
@@ -194,7 +202,8 @@ class Worker:
             with suppress(Exception):  # the next renewal releases it
                 await self._store.stop_renewing(self._owner, *key)
 
-    def _end(self, key: RunKey, attempt: Attempt, began_at: float) -> None:
+    def _end(self, key: RunKey, attempt: Attempt, began_at: float, pipeline: Pipeline) -> None:
+        pipeline.release()
         self._throughput.end(began_at)
         if self.attempts.get(key) is attempt:
             del self.attempts[key], self._tasks[key]

@@ -16,8 +16,9 @@ A foreground request is prepared and served once. A background request is prepar
 again and served when its run starts, perhaps in another process. A stage that does not apply to a turn is skipped.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
@@ -55,7 +56,10 @@ def add_stages(name: str, backend: Backend, sealer: Sealer, grammars: GrammarChe
 
 
 class Pipeline:
-    """Prepares and serves requests. Owns the backends: `start` opens them, `close` closes them."""
+    """Prepares and serves requests. Owns the backends: `start` opens them, `close` closes them.
+
+    `acquire` and `release` count its users. A pipeline that was replaced is closed when it has none.
+    """
 
     def __init__(
         self,
@@ -69,9 +73,11 @@ class Pipeline:
         hosted_services: HostedServices = NO_SERVICES,
         files: FileServiceLoader | None = None,
     ) -> None:
-        for backend in backends.values():
-            if isinstance(backend, QueuedBackend) and backend.queue is not None:
-                backend.queue.limits = policy.queue
+        self.parts: tuple[object, ...] = (*backends.values(), hosted_tools)
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unwrapped = backends
+        self._queue_limits = policy.queue
         self._grammars = GrammarCheck(policy.grammar_limits)
         self._backends = {name: add_stages(name, backend, sealer, self._grammars) for name, backend in backends.items()}
         self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
@@ -99,20 +105,59 @@ class Pipeline:
         self.credentials = QueuedCredentials()
         self.observer: EngineObserver | None = None
 
-    async def start(self) -> None:
-        """Start all backends. If one fails, close those that have started."""
-        async with AsyncExitStack() as stack:
-            for backend in self._backends.values():
-                await backend.start()
-                stack.push_async_callback(backend.close)
-            await self._hosted.tools.start()
-            stack.pop_all()
+    def follow(self, other: "Pipeline") -> None:
+        """Take over the state of the pipeline that this one replaces."""
+        self.credentials = other.credentials
+        self.observer = other.observer
 
-    async def close(self) -> None:
+    async def start(self, *, after: "Pipeline | None" = None) -> None:
+        """Start all backends. If one fails, close those that have started.
+
+        Parts of the pipeline before this one, `after`, are running already.
+        """
+        running = () if after is None else after.parts
+        async with AsyncExitStack() as stack:
+            for name, backend in self._backends.items():
+                if self._unwrapped[name] not in running:
+                    await backend.start()
+                    stack.push_async_callback(backend.close)
+            if self._hosted.tools not in running:
+                await self._hosted.tools.start()
+            stack.pop_all()
+        for unwrapped in self._unwrapped.values():
+            if isinstance(unwrapped, QueuedBackend) and unwrapped.queue is not None:
+                unwrapped.queue.limits = self._queue_limits
+
+    async def close(self, *, others: Iterable["Pipeline"] = ()) -> None:
+        """Close all parts, except those that other pipelines use."""
+        used = [part for other in others for part in other.parts]
         await self._grammars.close()
-        await self._hosted.tools.close()
-        for backend in self._backends.values():
-            await backend.close()
+        if self._hosted.tools not in used:
+            await self._hosted.tools.close()
+        for name, backend in self._backends.items():
+            if self._unwrapped[name] not in used:
+                await backend.close()
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._unused.set()
+
+    @contextmanager
+    def in_use(self) -> Iterator["Pipeline"]:
+        self.acquire()
+        try:
+            yield self
+        finally:
+            self.release()
+
+    async def wait_until_unused(self) -> None:
+        while self._users:
+            self._unused.clear()
+            await self._unused.wait()
 
     def models(self) -> Sequence[Model]:
         """Return all models that have a name, each once."""

@@ -47,14 +47,14 @@ class Answers(Struct, tag=True, frozen=True):
     answers: list[bytes]
 
 
-class Ready(Struct, tag=True, frozen=True):
+class WorkerReady(Struct, tag=True, frozen=True):
     """The worker accepts requests."""
 
     models: list[str]
     needs_key: bool
 
 
-class Failed(Struct, tag=True, frozen=True):
+class WorkerFailed(Struct, tag=True, frozen=True):
     """The worker cannot start."""
 
     message: str
@@ -74,7 +74,7 @@ class Answer(Struct, tag=True, frozen=True):
 
 
 ToWorker = Start | Reload | Question | Answers
-ToSupervisor = Ready | Failed | Reloaded | Question | Answer
+ToSupervisor = WorkerReady | WorkerFailed | Reloaded | Question | Answer
 
 
 class Channel:

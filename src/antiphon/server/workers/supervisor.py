@@ -21,10 +21,10 @@ from antiphon.server.workers.messages import (
     Answer,
     Answers,
     Channel,
-    Failed,
     Question,
-    Ready,
     Start,
+    WorkerFailed,
+    WorkerReady,
     decode_for_supervisor,
 )
 
@@ -82,12 +82,12 @@ class Supervisor:
     `on_ready` is called once all workers accept requests.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket, *, on_ready: Callable[[Ready], None]) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, *, on_ready: Callable[[WorkerReady], None]) -> None:
         self._settings = settings
         self._listener = listener
         self._on_ready = on_ready
         self._workers: dict[int, WorkerProcess] = {}
-        self._started: dict[int, asyncio.Future[Ready | None]] = {}
+        self._started: dict[int, asyncio.Future[WorkerReady | None]] = {}
         self._stopping = asyncio.Event()
         self._relay = QuestionRelay(self._workers)
 
@@ -156,12 +156,12 @@ class Supervisor:
         started = self._started[worker.number]
         while (frame := await worker.channel.receive()) is not None:
             message = decode_for_supervisor(frame)
-            if isinstance(message, Ready):
+            if isinstance(message, WorkerReady):
                 if not started.done():
                     started.set_result(message)
                 else:
                     logger.warning("worker %d is ready again", worker.number)
-            elif isinstance(message, Failed):
+            elif isinstance(message, WorkerFailed):
                 worker.failure = message.message
             elif isinstance(message, Question):
                 self._relay.ask(worker, message)

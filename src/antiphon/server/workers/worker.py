@@ -17,9 +17,9 @@ from antiphon.server.workers.messages import (
     Answer,
     Answers,
     Channel,
-    Failed,
     Question,
-    Ready,
+    WorkerFailed,
+    WorkerReady,
     decode_for_worker,
     encode_frame,
     receive_start,
@@ -54,7 +54,7 @@ class SupervisorLink:
         self.answers: dict[str, AnswerQuestion] = {}
         self.on_end: Callable[[], None] | None = None
 
-    async def open(self, ready: Ready) -> None:
+    async def open(self, ready: WorkerReady) -> None:
         """Report that this worker is ready, and handle messages from now on."""
         self._channel = await Channel.open(self._connection)
         self._channel.send(ready)
@@ -122,7 +122,7 @@ def run_worker(connection: socket.socket, listener: socket.socket) -> int:
         _serve(start.settings, connection, listener)
     except (AntiphonError, OSError) as error:
         connection.setblocking(True)
-        connection.sendall(encode_frame(Failed(" ".join(str(error).split()))))
+        connection.sendall(encode_frame(WorkerFailed(" ".join(str(error).split()))))
         return 1
     return 0
 
@@ -135,7 +135,7 @@ def _serve(settings: Settings, connection: socket.socket, listener: socket.socke
     opening: list[asyncio.Task[None]] = []
 
     def connect(_: str) -> None:
-        ready = Ready([model.id for model in engine.models()], needs_key(engine, settings))
+        ready = WorkerReady([model.id for model in engine.models()], needs_key(engine, settings))
         opening.append(asyncio.get_running_loop().create_task(link.open(ready)))
 
     server = WorkerServer(engine, settings, on_ready=connect)

@@ -1,0 +1,137 @@
+"""New settings for a running server: keys, backends, models and limits change, and no stream is dropped."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.config import ApiKey, BackendSettings, Settings
+from antiphon.errors import AntiphonError, ConfigError
+from antiphon.setting_changes import SettingChanges
+from support.live_server import LiveServer
+
+GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
+Serve = Callable[..., LiveServer]
+
+
+def make_backend(text: str, **options: Any) -> BackendSettings:
+    return BackendSettings(kind="scripted", options={"script": {"default": text, **options}})
+
+
+def change(running: LiveServer, **changes: Any) -> SettingChanges:
+    settings: Settings = msgspec.structs.replace(running.server.settings, **changes)
+    found: SettingChanges = running.wait_for(lambda: running.server.apply_settings(settings))
+    return found
+
+
+def ask(running: LiveServer, text: str = "hi", key: str = "any", model: str = "scripted") -> str:
+    with running.client(key) as client:
+        return client.responses.create(model=model, input=text).output_text
+
+
+def test_stream_ends_on_the_backend_that_a_reload_has_replaced(serve: Serve) -> None:
+    running = serve(GATED)
+    closed: list[str] = []
+    old = running.backend
+    close = old.close
+
+    async def record_close() -> None:
+        closed.append("old")
+        await close()
+
+    old.close = record_close  # type: ignore[method-assign]
+    with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
+        deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
+        assert next(deltas) == "first"
+        changes = change(running, backends={"scripted": make_backend("new")})
+        assert (changes.changed, changes.ignored) == (["backends"], [])
+        assert ask(running) == "new"
+        assert closed == []
+        running.do(lambda: old.release("gate"))
+        assert "".join(deltas) == " last"
+    running.stop()
+    assert closed == ["old"]
+
+
+def test_background_run_ends_on_the_replaced_backend(serve: Serve) -> None:
+    running = serve(GATED)
+    with running.client() as client:
+        queued = client.responses.create(model="scripted", input="wait", background=True)
+        running.wait_for(lambda: running.backend.reached("gate"))
+        change(running, backends={"scripted": make_backend("new")})
+        running.do(lambda: running.backend.release("gate"))
+        *_, last = client.responses.retrieve(queued.id, stream=True)
+        assert last.response.output_text == "first last"  # type: ignore[union-attr]
+        again = client.responses.create(model="scripted", input="wait", background=True)
+        *_, last = client.responses.retrieve(again.id, stream=True)
+        assert last.response.output_text == "new"  # type: ignore[union-attr]
+
+
+def test_backend_with_the_same_settings_stays_open(serve: Serve) -> None:
+    chat = BackendSettings(kind="chat_completions", options={"base_url": "http://127.0.0.1:9/v1", "models": ["small"]})
+    running = serve({}, backends={"scripted": make_backend("old")})
+    change(running, backends={"scripted": make_backend("old"), "chat": chat})
+    chat_backend = running.engine.backends["chat"]
+    change(running, backends={"scripted": make_backend("new"), "chat": chat}, models={"alias": ("chat/small",)})
+    assert running.engine.backends["chat"] is chat_backend
+    assert [model["id"] for model in running.ask("GET", "/v1/models").json["data"]] == ["scripted", "small", "alias"]
+
+
+def test_removed_key_is_refused_on_an_open_connection(serve: Serve) -> None:
+    running = serve({"default": "hi"}, api_keys=(ApiKey("old"),), backends={"scripted": make_backend("hi")})
+    with running.client("old") as client:
+        assert client.models.list().data
+        assert change(running, api_keys=(ApiKey("new", "p"),)).changed == ["api_keys"]
+        with pytest.raises(Exception, match="The API key is not valid"):
+            client.models.list()
+    assert ask(running, key="new") == "hi"
+
+
+def test_key_is_required_once_the_settings_have_one(serve: Serve) -> None:
+    running = serve({"default": "hi"}, backends={"scripted": make_backend("hi")})
+    assert running.ask("GET", "/v1/models").status == 200
+    change(running, api_keys=(ApiKey("new"),))
+    assert running.ask("GET", "/v1/models").status == 401
+    change(running, api_keys=())
+    assert running.ask("GET", "/v1/models").status == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backends": {"scripted": BackendSettings(kind="papyrus")}}, "no backend of kind 'papyrus' is installed"),
+        ({"models": {"alias": ("nowhere/x",)}}, "models.alias: there is no backend 'nowhere'"),
+        (
+            {
+                "backends": {
+                    "scripted": make_backend("new"),
+                    "embedded": BackendSettings("embedded", {"weights": "nowhere.gguf"}),
+                }
+            },
+            "nowhere.gguf",
+        ),
+    ],
+)
+def test_unusable_settings_change_nothing(serve: Serve, changes: dict[str, Any], message: str) -> None:
+    running = serve({"default": "old"}, api_keys=(ApiKey("old"),), backends={"scripted": make_backend("old")})
+    before = running.server.settings
+    with pytest.raises(AntiphonError, match=message):
+        change(running, api_keys=(ApiKey("new"),), **changes)
+    assert running.server.settings is before
+    assert ask(running, key="old") == "old"
+
+
+def test_reload_without_keys_on_a_public_address_is_refused(serve: Serve) -> None:
+    backends = {"scripted": make_backend("hi")}
+    running = serve({"default": "hi"}, host="0.0.0.0", api_keys=(ApiKey("old"),), backends=backends)
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0 is reachable from other machines"):
+        change(running, api_keys=())
+    assert running.ask("GET", "/v1/models").status == 401
+
+
+def test_settings_that_need_a_restart_are_named_and_stay(serve: Serve) -> None:
+    running = serve({"default": "hi"}, backends={"scripted": make_backend("hi")})
+    changes = change(running, port=1, store="sqlite:///other.db", workers=2, queued=7, run_currency="EUR")
+    assert (changes.changed, changes.ignored) == (["queued"], ["port", "workers", "store"])
+    assert (running.server.settings.port, running.server.settings.queued) == (0, 7)
