@@ -19,6 +19,7 @@ from antiphon.engine.files.service import FileService
 from antiphon.protocol.files import FileForm
 from antiphon.protocol.vector_stores import CreateFileBatch, CreateVectorStore
 from antiphon.retrieval.ranking import SearchWeights
+from antiphon.store.files.location import FileLocation
 from antiphon.store.files.rows import ChunkRow, NewEntry
 from benchmarks.report import Row, make_row
 
@@ -56,7 +57,7 @@ def read_corpus() -> tuple[list[str], list[Question]]:
 
 
 async def measure(folder: Path, *, sizes: Sequence[int] = SIZES) -> list[list[Row]]:
-    service = FileService(folder / "files", limits=FileLimits())
+    service = FileService(FileLocation(folder / "files"), limits=FileLimits())
     service.start()
     try:
         passages, questions = read_corpus()

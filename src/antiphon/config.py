@@ -89,8 +89,12 @@ class GrammarLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FileLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]`: limits on files, uploads and vector stores."""
+    """The table `[files]`: limits on files, uploads and vector stores.
 
+    `directory` is a folder that all nodes share, for the contents of files. Without it, they are in PostgreSQL.
+    """
+
+    directory: str = ""
     max_file_bytes: Annotated[int, Meta(ge=1)] = 512 * 1024 * 1024
     max_upload_bytes: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024 * 1024
     max_part_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024

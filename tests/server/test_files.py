@@ -2,31 +2,57 @@
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from antiphon.config import ApiKey, FileLimits
 from antiphon.engine.files.loader import FileServiceLoader
+from antiphon.store.files.location import FileLocation
+from support.crashing_server import wait_until
 from support.live_server import HttpResponse, LiveServer, make_settings
+from support.postgres_server import EmptySchema
 
 LIMITS = FileLimits(max_file_bytes=1000, max_part_bytes=500, max_upload_bytes=2000, max_project_bytes=5000)
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
 PURPOSE = ("purpose", None, b"batch")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("files") / "store.db-files"
+ListContents = Callable[[], set[str]]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileLocation]:
+    if request.param == "sqlite":
+        yield FileLocation(tmp_path_factory.mktemp("files") / "store.db-files")
+        return
+    schema: EmptySchema = request.getfixturevalue("postgres_schema")
+    yield FileLocation(url=schema.url)
+    schema.clear()
+
+
+@pytest.fixture
+def list_contents(location: FileLocation, request: pytest.FixtureRequest) -> ListContents:
+    """A function that returns the ids of all stored contents."""
+    if location.folder is not None:
+        contents = location.folder / "contents"
+        return lambda: {path.name for path in contents.iterdir()}
+    schema: EmptySchema = request.getfixturevalue("postgres_schema")
+
+    def list_ids() -> set[str]:
+        # Pieces of a refused file are deleted after the response.
+        wait_until(lambda: schema.fetch("SELECT count(*) FROM contents WHERE id IS NULL") == [(0,)])
+        return {content_id for (content_id,) in schema.fetch("SELECT id FROM contents")}
+
+    return list_ids
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LiveServer]:
+def server(location: FileLocation) -> Iterator[LiveServer]:
     keys = (ApiKey("ada", "ada"), ApiKey("bob", "bob"), ApiKey("cleo", "cleo"))
     settings = make_settings(api_keys=keys, files=LIMITS)
-    running = LiveServer({}, settings, files=FileServiceLoader(folder, limits=LIMITS))
+    running = LiveServer({}, settings, files=FileServiceLoader(location, limits=LIMITS))
     yield running
     running.stop()
 
@@ -48,10 +74,6 @@ def create(server: LiveServer, content: bytes = b"text", headers: dict[str, str]
     assert answer.status == 200, answer.body
     file_id: str = answer.json["id"]
     return file_id
-
-
-def list_contents(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "contents").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -86,14 +108,14 @@ def list_contents(folder: Path) -> set[str]:
     ],
 )
 def test_invalid_form_is_refused_and_leaves_no_content(
-    server: LiveServer, folder: Path, body: bytes, status: int, param: str | None, code: str
+    server: LiveServer, list_contents: ListContents, body: bytes, status: int, param: str | None, code: str
 ) -> None:
     create(server)
-    before = list_contents(folder)
+    before = list_contents()
     answer = upload(server, body)
     error = answer.json["error"]
     assert (answer.status, error["param"], error["code"]) == (status, param, code)
-    assert list_contents(folder) == before
+    assert list_contents() == before
 
 
 def test_json_body_is_no_form(server: LiveServer) -> None:
@@ -128,11 +150,11 @@ def test_quota_of_a_project_is_enforced(server: LiveServer) -> None:
         assert server.ask("DELETE", f"/v1/files/{file_id}", headers=headers).status == 200
 
 
-def test_deleted_file_has_no_content_on_disk(server: LiveServer, folder: Path) -> None:
+def test_deleted_file_has_no_content_on_disk(server: LiveServer, list_contents: ListContents) -> None:
     file_id = create(server)
-    assert file_id in list_contents(folder)
+    assert file_id in list_contents()
     server.ask("DELETE", f"/v1/files/{file_id}", headers=ADA)
-    assert file_id not in list_contents(folder)
+    assert file_id not in list_contents()
 
 
 def test_upload_limits_are_enforced(server: LiveServer) -> None:
@@ -145,7 +167,7 @@ def test_upload_limits_are_enforced(server: LiveServer) -> None:
     assert upload(server, make_form(("other", "upload", b"x")), path=path).json["error"]["param"] == "data"
 
 
-def test_parts_of_an_upload_are_limited_together(server: LiveServer, folder: Path) -> None:
+def test_parts_of_an_upload_are_limited_together(server: LiveServer, list_contents: ListContents) -> None:
     body = {"bytes": 1, "filename": "a", "mime_type": "text/plain", "purpose": "batch"}
     headers = {"Authorization": "Bearer cleo"}
     part = make_form(("data", "upload", b"x" * 500))
@@ -154,14 +176,16 @@ def test_parts_of_an_upload_are_limited_together(server: LiveServer, folder: Pat
     ]
     assert [upload(server, part, headers, path=paths[0]).status for _ in range(5)] == [200] * 4 + [413]
     assert [upload(server, part, headers, path=paths[1]).status for _ in range(4)] == [200] * 4
-    before = list_contents(folder)
+    before = list_contents()
     assert [upload(server, part, headers, path=paths[2]).status for _ in range(2)] == [200] * 2
     refused = upload(server, part, headers, path=paths[2])
     assert (refused.status, refused.json["error"]["code"]) == (400, "file_quota_exceeded")
-    assert len(list_contents(folder)) == len(before) + 2
+    assert len(list_contents()) == len(before) + 2
 
 
-def test_expired_files_are_hidden_and_deleted(server: LiveServer, folder: Path, monkeypatch: Any) -> None:
+def test_expired_files_are_hidden_and_deleted(
+    server: LiveServer, list_contents: ListContents, monkeypatch: Any
+) -> None:
     expiry = (("expires_after[anchor]", None, b"created_at"), ("expires_after[seconds]", None, b"3600"))
     file_id = upload(server, make_form(PURPOSE, *expiry, ("file", "a", b"x"))).json["id"]
     created = server.ask(
@@ -176,9 +200,9 @@ def test_expired_files_are_hidden_and_deleted(server: LiveServer, folder: Path, 
     assert file_id not in [each["id"] for each in server.ask("GET", "/v1/files", headers=ADA).json["data"]]
     refused = server.ask("POST", f"/v1/uploads/{created['id']}/complete", {"part_ids": [part]}, headers=ADA)
     assert "expired" in refused.json["error"]["message"]
-    assert {file_id, part} <= list_contents(folder)
+    assert {file_id, part} <= list_contents()
     server.wait_for(server.engine.file_service.sweep)
-    assert not {file_id, part} & list_contents(folder)
+    assert not {file_id, part} & list_contents()
 
 
 def test_head_of_a_content_has_its_length(server: LiveServer) -> None:

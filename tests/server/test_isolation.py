@@ -14,6 +14,7 @@ from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.server.metrics.server_metrics import ServerMetrics
 from antiphon.server.routes import make_router
 from antiphon.server.scopes import ADMIN, INFERENCE, READ, ROUTE_SCOPES, Scope
+from antiphon.store.files.location import FileLocation
 from antiphon.store.keys import StoredKey, compute_digest
 from support.live_server import TIMEOUT, HttpResponse, LiveServer, make_settings
 
@@ -27,7 +28,7 @@ Ids = dict[str, str]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     settings = make_settings(metrics=True, api_keys=(ApiKey(ADA, "ada"), ApiKey(BOB, "bob")))
-    files = FileServiceLoader(tmp_path_factory.mktemp("files") / "files", limits=settings.files)
+    files = FileServiceLoader(FileLocation(tmp_path_factory.mktemp("files") / "files"), limits=settings.files)
     running = LiveServer({}, settings, files=files)
     for scope in Scope:
         key = StoredKey(f"key_{scope.label}", compute_digest(scope.label.encode()), "scopes", "", (scope.label,), 1)

@@ -57,10 +57,12 @@ def build_engine(settings: Settings) -> Engine:
         policy=make_policy(settings),
         sealer=sealer,
         files=FileServiceLoader(
-            locate_files(url, settings.data_dir),
+            locate_files(url, contents=settings.files.directory),
             limits=settings.files,
             embeddings=settings.embeddings,
+            lease=settings.background_lease_seconds,
             store_limits=limits,
+            has_files=getattr(store, "has_files", None),
         ),
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),

@@ -9,6 +9,7 @@ from antiphon.errors import ConfigError
 from antiphon.ledger import Ledger
 from antiphon.store.base import Store
 from antiphon.store.containers import ContainerStore
+from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://user:password@host/name or memory:"
@@ -47,15 +48,20 @@ def locate_store(
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")
 
 
-def locate_files(url: str, data_dir: Path) -> Path | None:
-    """Return the folder of the files that belong to a store. None means a temporary one, for the memory store."""
+def locate_files(url: str, *, contents: str = "") -> FileLocation:
+    """Return the location of the files that belong to a store: its database, or a folder beside a SQLite file.
+
+    `contents` is a folder for the contents of files, instead of a PostgreSQL database.
+    """
     scheme, _, rest = url.partition(":")
+    if is_postgres(url):
+        return FileLocation(Path(contents) if contents else None, url)
+    if contents:
+        raise ConfigError("files.directory: only a PostgreSQL store has a folder for the contents of files.")
     if scheme == "memory":
-        return None
-    if scheme != "sqlite":
-        return data_dir / "files"
+        return FileLocation()
     path = _parse_path(rest)
-    return path.with_name(f"{path.name}-files")
+    return FileLocation(path.with_name(f"{path.name}-files"))
 
 
 def locate_ledger(url: str, path: Path) -> Ledger:

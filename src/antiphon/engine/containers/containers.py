@@ -27,7 +27,7 @@ from antiphon.store.containers import (
     ContainerRow,
     ContainerStore,
 )
-from antiphon.store.files.content import READ_BYTES, ContentWriter
+from antiphon.store.files.content import READ_BYTES, ContentWriter, FileWriter
 from antiphon.tool_settings import CodeInterpreterSettings
 from antiphon.tools.hosted.code_interpreter import sandbox
 from antiphon.tools.hosted.code_interpreter.messages import DATA_PATH
@@ -186,7 +186,7 @@ class Containers:
     async def start_upload(self, project: str, container_id: str) -> ContentWriter:
         """Return a writer for the content of a new file."""
         await self.use(project, container_id)
-        return await asyncio.to_thread(ContentWriter, self._folders.locate(container_id))
+        return await asyncio.to_thread(FileWriter, self._folders.locate(container_id))
 
     async def add_file(
         self, project: str, container_id: str, filename: str, writer: ContentWriter, *, origin: str | None = None

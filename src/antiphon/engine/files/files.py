@@ -34,8 +34,8 @@ class Files:
     async def start_upload(self) -> ContentWriter:
         """Return a writer for the content of a new file. Raises StoreFull if the disk is full."""
         await self._storage.open()
-        self._storage.check_space(0)
-        return self._storage.contents.start_writing()
+        await self._storage.check_space(0)
+        return await self._storage.contents.start_writing()
 
     async def create(self, project: str, writer: ContentWriter, filename: str, form: FileForm) -> File:
         """Store the written content as a new file."""

@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from antiphon.config import FileLimits
 from antiphon.engine.files.embedding import Embedder
@@ -17,14 +18,12 @@ from antiphon.errors import AntiphonError, StoreUnavailable
 from antiphon.retrieval.extract import Unreadable
 from antiphon.retrieval.messages import ReadChunk
 from antiphon.retrieval.process import FileReader
+from antiphon.store.files.content import MISSING_CONTENT
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.rows import ChunkRow, IndexingJob, IndexingLost
 
 logger = logging.getLogger(__name__)
 
-# Time after which the files of a dead process on another machine are claimed. Files of a process on this machine are
-# claimed at once.
-LEASE_SECONDS = 30.0
 _MAX_ATTEMPTS = 3
 _RETRY_SECONDS = 5.0
 _IDLE_CHECK_SECONDS = 60.0
@@ -32,11 +31,17 @@ _MAX_RECENT = 100
 
 
 class Indexer:
-    """Indexes the files that wait in the database. `wake` starts the work, and `close` returns it to the queue."""
+    """Indexes the files that wait in the database. `wake` starts the work, and `close` returns it to the queue.
 
-    def __init__(self, storage: FileStorage, embedder: Embedder, limits: FileLimits) -> None:
+    The files of a dead process on another machine are claimed after `lease` seconds. Files of a process on this machine
+    are claimed at once if the database is in SQLite.
+    """
+
+    def __init__(self, storage: FileStorage, embedder: Embedder, limits: FileLimits, *, lease: float) -> None:
         self._storage = storage
         self._embedder = embedder
+        self._lease = lease
+        self._idle_seconds = lease if storage.is_shared else _IDLE_CHECK_SECONDS
         self._reader = FileReader(limits, embed=embedder.is_local)
         self._owner = secrets.token_hex(16)
         self._task: asyncio.Task[None] | None = None
@@ -70,16 +75,16 @@ class Indexer:
         """Index files until none waits, then wait until there may be some."""
         self._has_work.clear()
         database = await self._storage.open()
-        while (job := await self._claim(database)) is not None:
+        while await database.find_next_claim() is not None and (job := await self._claim(database)) is not None:
             await self._index(database, job)
         free_at = await database.find_next_claim()
-        wait = _IDLE_CHECK_SECONDS if free_at is None else max(0.1, free_at - time.time())
+        wait = self._idle_seconds if free_at is None else max(0.1, free_at - time.time())
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(wait, _IDLE_CHECK_SECONDS)):
+            async with asyncio.timeout(min(wait, self._idle_seconds)):
                 await self._has_work.wait()
 
     async def _claim(self, database: FileDatabase) -> IndexingJob | None:
-        job = await database.claim_indexing(self._owner, lease=LEASE_SECONDS, recent=self._recent)
+        job = await database.claim_indexing(self._owner, lease=self._lease, recent=self._recent)
         if job is not None:
             self._recent = [project for project in self._recent if project != job.project][-_MAX_RECENT:]
             self._recent.append(job.project)
@@ -118,25 +123,29 @@ class Indexer:
             return "server_error", f"The server was interrupted {_MAX_ATTEMPTS} times while it indexed the file."
         if job.embedding != self._embedder.id:
             return "server_error", f"The vector store has vectors of '{job.embedding}', which this server does not use."
-        path = self._storage.contents.locate(job.file_id)
+        try:
+            async with self._storage.contents.use_path(job.file_id) as path:
+                await self._save_chunks(database, job, path)
+        except Unreadable as error:
+            return error.code, error.message
+        except (IndexingLost, StoreUnavailable):
+            raise
+        except FileNotFoundError:
+            return "server_error", MISSING_CONTENT
+        except AntiphonError as error:
+            return "server_error", error.message
+        return None
+
+    async def _save_chunks(self, database: FileDatabase, job: IndexingJob, path: Path) -> None:
         chunks = self._reader.read(
             str(path), job.filename, chunk_tokens=job.chunk_tokens, overlap_tokens=job.overlap_tokens
         )
         try:
             async for batch in chunks:
                 rows = await self._embed(batch)
-                await database.append_chunks(self._owner, job.position, rows, lease=LEASE_SECONDS)
-        except Unreadable as error:
-            return error.code, error.message
-        except (IndexingLost, StoreUnavailable):
-            raise
-        except FileNotFoundError:
-            return "server_error", "The content of the file is missing on the server's disk."
-        except AntiphonError as error:
-            return "server_error", error.message
+                await database.append_chunks(self._owner, job.position, rows, lease=self._lease)
         finally:
             await chunks.aclose()
-        return None
 
     async def _embed(self, batch: list[ReadChunk]) -> list[ChunkRow]:
         if self._embedder.is_local:
@@ -146,8 +155,8 @@ class Indexer:
 
     async def _renew(self, database: FileDatabase, job: IndexingJob) -> None:
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 3)
+            await asyncio.sleep(self._lease / 3)
             try:
-                await database.renew_indexing(self._owner, job.position, lease=LEASE_SECONDS)
+                await database.renew_indexing(self._owner, job.position, lease=self._lease)
             except AntiphonError as error:
                 logger.warning("the lease of a file could not be renewed: %s", error.message)

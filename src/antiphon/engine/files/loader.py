@@ -1,43 +1,60 @@
 """The file service of a server, loaded at its first use: most servers have no files, and its modules take time."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from antiphon.config import EmbeddingSettings, FileLimits
+from antiphon.errors import StoreUnavailable
 from antiphon.protocol.filters import Filter
+from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.tools.hosted.base import FoundText
 
 if TYPE_CHECKING:
     from antiphon.engine.files.service import FileService
 
+# Time after which files that a dead process on another machine indexed are taken over.
+LEASE_SECONDS = 15.0
+
 
 class FileServiceLoader:
-    """Loads the file service. Without a folder, files are in a temporary one."""
+    """Loads the file service.
+
+    `has_files` returns True if the database at the location has files. It is called from time to time until the service
+    is loaded, because another machine may have stored files, whose indexing this one continues if that one dies.
+    """
 
     def __init__(
         self,
-        folder: Path | None = None,
+        location: FileLocation = FileLocation(),  # noqa: B008
         *,
         limits: FileLimits | None = None,
         embeddings: EmbeddingSettings | None = None,
+        lease: float = LEASE_SECONDS,
         store_limits: StoreLimits = DEFAULT_LIMITS,
+        has_files: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._folder = folder
+        self._location = location
         self.limits = limits or FileLimits()
         self._embeddings = embeddings
+        self._lease = lease
         self._store_limits = store_limits
+        self._has_files = has_files
+        self._watcher: asyncio.Task[None] | None = None
         self._service: FileService | None = None
 
     @property
     def is_used(self) -> bool:
         """True if the server may have files."""
-        return self._service is not None
+        return self._service is not None or self._location.url is not None
 
     def start(self) -> None:
         """Load the service if an earlier process has stored files, and continue to index them."""
-        if self._folder is not None and self._folder.exists():
+        if self._has_files is not None:
+            self._watcher = asyncio.create_task(self._watch(self._has_files))
+        elif self._location.exists():
             self.load()
 
     def load(self) -> "FileService":
@@ -46,14 +63,28 @@ class FileServiceLoader:
             from antiphon.engine.files.service import FileService
 
             self._service = FileService(
-                self._folder, limits=self.limits, embeddings=self._embeddings, store_limits=self._store_limits
+                self._location,
+                limits=self.limits,
+                embeddings=self._embeddings,
+                lease=self._lease,
+                store_limits=self._store_limits,
             )
             self._service.start()
         return self._service
 
     async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
         if self._service is not None:
             await self._service.close()
+
+    async def _watch(self, has_files: Callable[[], Awaitable[bool]]) -> None:
+        while self._service is None:
+            with suppress(StoreUnavailable):  # the store reports it
+                if await has_files():
+                    self.load()
+            await asyncio.sleep(self._lease)
 
 
 class VectorSearch:

@@ -106,7 +106,7 @@ class Searcher:
         if query.weights.text:
             words = split_words(text)
             matches = await database.match_words(store.scope, words, limit=_MAX_MATCHES, entries=allowed)
-            chunks = await database.estimate_chunks()
+            chunks = await database.estimate_chunks(store.scope)
             scores = normalize_ranks(matches, words=len(words), chunks=chunks)
 
         def rank(block: VectorBlock) -> list[Ranked]:

@@ -10,6 +10,7 @@ from antiphon.config import EmbeddingSettings, FileLimits
 from antiphon.engine.files.embedding import make_embedder
 from antiphon.engine.files.files import Files
 from antiphon.engine.files.indexing import Indexer
+from antiphon.engine.files.loader import LEASE_SECONDS
 from antiphon.engine.files.search import Searcher
 from antiphon.engine.files.storage import FileStorage
 from antiphon.engine.files.uploads import Uploads
@@ -17,6 +18,7 @@ from antiphon.engine.files.vector_stores import VectorStores
 from antiphon.errors import InvalidRequest, StoreUnavailable
 from antiphon.retrieval.extract import PARSED_SUFFIXES, Unreadable, decode_text
 from antiphon.retrieval.process import FileReader
+from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
 logger = logging.getLogger(__name__)
@@ -29,17 +31,18 @@ class FileService:
 
     def __init__(
         self,
-        folder: Path | None,
+        location: FileLocation,
         *,
         limits: FileLimits,
         embeddings: EmbeddingSettings | None = None,
+        lease: float = LEASE_SECONDS,
         store_limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._storage = FileStorage(folder, limits=store_limits)
+        self._storage = FileStorage(location, limits=store_limits)
         self.now = self._storage.now
         self._embedder = make_embedder(embeddings)
         self._extractor = FileReader(limits, embed=False)
-        self._indexer = Indexer(self._storage, self._embedder, limits)
+        self._indexer = Indexer(self._storage, self._embedder, limits, lease=lease)
         searcher = Searcher(self._storage, self._embedder, cache_bytes=limits.search_cache_bytes)
         self.files = Files(self._storage, limits)
         self.uploads = Uploads(self._storage, self.files, limits)
@@ -73,7 +76,7 @@ class FileService:
         if row is None:
             return None
         check(row.bytes, param)
-        return row.filename, await asyncio.to_thread(self._storage.contents.read_whole, row.id)
+        return row.filename, await self._storage.contents.read_whole(row.id)
 
     async def extract_text(self, data: bytes, filename: str, *, param: str) -> str:
         """Return the text of a file. Raises InvalidRequest with this param if it has none."""
@@ -103,7 +106,7 @@ class FileService:
         contents = self._storage.contents
         await contents.delete(await database.expire_files(int(self._storage.now())))
         await database.expire_vector_stores()
-        old = await asyncio.to_thread(contents.list_old)
+        old = await contents.list_old()
         await contents.delete(await database.find_unknown_contents(old))
 
     async def _sweep_regularly(self) -> None:

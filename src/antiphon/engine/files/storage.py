@@ -1,40 +1,43 @@
-"""The storage of files: their contents on disk, and the database of files and vector stores."""
+"""The storage of files: their contents, and the database of files and vector stores."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from antiphon.errors import StoreFull, Unavailable
-from antiphon.store.files.content import ContentFolder
-from antiphon.store.files.database import FileDatabase, locate_database
+from antiphon.errors import Unavailable
+from antiphon.store.files.content import Contents
+from antiphon.store.files.database import FileDatabase
+from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
 
 class FileStorage:
-    """The folder of files. It is opened at the first use, because most servers have no files.
-
-    Without a folder, files are in a temporary one, which is deleted at the end.
-    """
+    """The files of a server. Their location is opened at the first use, because most servers have no files."""
 
     def __init__(
         self,
-        folder: Path | None,
+        location: FileLocation,
         *,
         limits: StoreLimits = DEFAULT_LIMITS,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
     ) -> None:
-        self._folder = folder
+        self._location = location
         self._limits = limits
-        self.now = now
+        self._clock = now
+        self.now = now or time.time
         self._opening = asyncio.Lock()
-        self._contents: ContentFolder | None = None
+        self._contents: Contents | None = None
         self._database: FileDatabase | None = None
         self._is_closed = False
 
     def exists(self) -> bool:
-        """Return True if an earlier process has stored files in the folder."""
-        return self._folder is not None and locate_database(self._folder).exists()
+        """Return True if an earlier process, or another one, may have stored files."""
+        return self._location.exists()
+
+    @property
+    def is_shared(self) -> bool:
+        """True if several machines can use the files."""
+        return self._location.url is not None
 
     @property
     def is_open(self) -> bool:
@@ -48,22 +51,18 @@ class FileStorage:
             if self._database is None:
                 if self._is_closed:
                     raise Unavailable("The server is shutting down.")
-                contents = await asyncio.to_thread(_open_folder, self._folder)
-                database = FileDatabase(locate_database(contents.path), now=self.now, limits=self._limits)
-                await database.open()
-                self._contents, self._database = contents, database
+                self._database, self._contents = await self._location.open(now=self._clock, limits=self._limits)
         return self._database
 
     @property
-    def contents(self) -> ContentFolder:
+    def contents(self) -> Contents:
         """The contents. `open` must have been called."""
         assert self._contents is not None, "the storage of files is not open"
         return self._contents
 
-    def check_space(self, size: int) -> None:
-        """Raise StoreFull if the disk has no room for a content of this size."""
-        if self.contents.count_free_bytes() - size < self._limits.min_free_bytes:
-            raise StoreFull("The disk of the server is full.")
+    async def check_space(self, size: int) -> None:
+        """Raise StoreFull if there is no room for a content of this size."""
+        await self.contents.check_space(size, min_free_bytes=self._limits.min_free_bytes)
 
     async def close(self) -> None:
         async with self._opening:
@@ -71,10 +70,4 @@ class FileStorage:
             database, self._database = self._database, None
             if database is not None:
                 await database.close()
-                await asyncio.to_thread(self.contents.close)
-
-
-def _open_folder(path: Path | None) -> ContentFolder:
-    folder = ContentFolder(path)
-    folder.create()
-    return folder
+                await self.contents.close()

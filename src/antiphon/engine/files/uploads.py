@@ -28,7 +28,7 @@ class Uploads:
                 param="bytes",
             )
         database = await self._storage.open()
-        self._storage.check_space(body.bytes)
+        await self._storage.check_space(body.bytes)
         now = int(self._storage.now())
         row = UploadRow(
             id=f"upload_{random_hex()}",
@@ -47,8 +47,8 @@ class Uploads:
     async def start_part(self, project: str, upload_id: str) -> ContentWriter:
         """Return a writer for a part. Raises InvalidRequest unless the upload is pending."""
         await self._find_pending(project, upload_id)
-        self._storage.check_space(0)
-        return self._storage.contents.start_writing()
+        await self._storage.check_space(0)
+        return await self._storage.contents.start_writing()
 
     async def add_part(self, project: str, upload_id: str, writer: ContentWriter) -> UploadPart:
         """Store the written content as a part of an upload."""

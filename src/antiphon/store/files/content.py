@@ -10,8 +10,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from antiphon.errors import ServerError, StoreFull, StoreUnavailable
 
@@ -21,7 +22,51 @@ READ_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
 _TEMPORARY = "new-"
 # Files without a row are deleted after this time: a request may be about to write the row.
-_ORPHAN_SECONDS = 24 * 3600.0
+ORPHAN_SECONDS = 24 * 3600.0
+MISSING_CONTENT = "The content of the file is missing on the server."
+FULL = "The disk of the server is full."
+
+
+class ContentWriter(Protocol):
+    """Writes a new content. Either `commit` or `discard` ends it. `size` is the number of bytes so far."""
+
+    size: int
+
+    async def write(self, data: bytes | memoryview) -> None: ...
+
+    async def commit(self, content_id: str) -> None:
+        """Make the content durable under this id."""
+
+    def discard(self) -> None:
+        """Delete what was written. Does nothing after `commit`."""
+
+
+class Contents(Protocol):
+    """The contents of files, by id."""
+
+    async def close(self) -> None: ...
+
+    async def check_space(self, size: int, *, min_free_bytes: int) -> None:
+        """Raise StoreFull if there is no room for a content of this size."""
+
+    async def start_writing(self) -> ContentWriter: ...
+
+    async def join(self, content_ids: Sequence[str], target_id: str) -> tuple[int, str]:
+        """Write several contents one after the other as a new one. Return its size and its MD5."""
+
+    async def delete(self, content_ids: Sequence[str]) -> None:
+        """Delete contents. Contents that do not exist are skipped."""
+
+    async def list_old(self) -> list[str]:
+        """Return the ids of contents that are at least a day old. Delete old parts of interrupted writes."""
+
+    def read(self, content_id: str) -> AsyncIterator[bytes]:
+        """Yield the parts of a content. Raises ServerError if it is missing."""
+
+    async def read_whole(self, content_id: str) -> bytes: ...
+
+    def use_path(self, content_id: str) -> AbstractAsyncContextManager[Path]:
+        """Yield a path at which another process can read the content."""
 
 
 class ContentFolder:
@@ -37,20 +82,23 @@ class ContentFolder:
         for folder in (self.path, self._contents):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Delete a temporary folder."""
         if self._temporary is not None:
-            self._temporary.cleanup()
+            await asyncio.to_thread(self._temporary.cleanup)
+
+    async def check_space(self, size: int, *, min_free_bytes: int) -> None:
+        if shutil.disk_usage(self.path).free - size < min_free_bytes:
+            raise StoreFull(FULL)
 
     def locate(self, content_id: str) -> Path:
         """Return the path of a content. Ids come from rows, never from clients."""
         return self._contents / content_id
 
-    def start_writing(self) -> "ContentWriter":
-        return ContentWriter(self._contents)
+    async def start_writing(self) -> "FileWriter":
+        return FileWriter(self._contents)
 
     async def join(self, content_ids: Sequence[str], target_id: str) -> tuple[int, str]:
-        """Write several contents one after the other as a new one. Return its size and its MD5."""
         return await asyncio.to_thread(self._join, content_ids, target_id)
 
     def _join(self, content_ids: Sequence[str], target_id: str) -> tuple[int, str]:
@@ -74,7 +122,6 @@ class ContentFolder:
         return size, digest.hexdigest()
 
     async def delete(self, content_ids: Sequence[str]) -> None:
-        """Delete contents. Contents that do not exist are skipped."""
         if content_ids:
             await asyncio.to_thread(self._delete, content_ids)
 
@@ -83,9 +130,11 @@ class ContentFolder:
             with suppress(FileNotFoundError):
                 self.locate(content_id).unlink()
 
-    def list_old(self) -> list[str]:
-        """Return the ids of contents that are at least a day old. Delete old parts of interrupted writes."""
-        oldest = time.time() - _ORPHAN_SECONDS
+    async def list_old(self) -> list[str]:
+        return await asyncio.to_thread(self._list_old)
+
+    def _list_old(self) -> list[str]:
+        oldest = time.time() - ORPHAN_SECONDS
         found: list[str] = []
         if not self._contents.is_dir():
             return found
@@ -103,25 +152,26 @@ class ContentFolder:
         try:
             file = await asyncio.to_thread(self.locate(content_id).open, "rb")
         except FileNotFoundError:
-            raise ServerError("The content of the file is missing on the server's disk.") from None
+            raise ServerError(MISSING_CONTENT) from None
         try:
             while data := await asyncio.to_thread(file.read, READ_BYTES):
                 yield data
         finally:
             file.close()
 
-    def read_whole(self, content_id: str) -> bytes:
+    async def read_whole(self, content_id: str) -> bytes:
         try:
-            return self.locate(content_id).read_bytes()
+            return await asyncio.to_thread(self.locate(content_id).read_bytes)
         except FileNotFoundError:
-            raise ServerError("The content of the file is missing on the server's disk.") from None
+            raise ServerError(MISSING_CONTENT) from None
 
-    def count_free_bytes(self) -> int:
-        return shutil.disk_usage(self.path).free
+    @asynccontextmanager
+    async def use_path(self, content_id: str) -> AsyncIterator[Path]:
+        yield self.locate(content_id)
 
 
-class ContentWriter:
-    """Writes a new content in threads. Either `commit` or `discard` ends it.
+class FileWriter:
+    """Writes a new content to a file, in threads. Either `commit` or `discard` ends it.
 
     Errors of the disk are StoreFull or StoreUnavailable.
     """
@@ -191,6 +241,6 @@ def _rename(source: Path, target: Path) -> None:
 def describe_os_error(error: OSError) -> StoreUnavailable:
     """Return the error that a client gets if a file cannot be written. Its text has no paths: the log has them."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull("The disk of the server is full.")
+        return StoreFull(FULL)
     logger.error("a file cannot be written: %s", error)
     return StoreUnavailable(f"The file cannot be stored: {error.strerror}.")

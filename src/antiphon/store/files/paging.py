@@ -1,15 +1,14 @@
 """Pages of a list, by the position of its rows."""
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 from antiphon.errors import InvalidRequest
 from antiphon.store.base import Order
+from antiphon.store.sql_steps import Step, Steps
 
 
 def list_page(
-    connection: sqlite3.Connection,
     select: str,
     parameters: Sequence[object],
     find_position: str,
@@ -18,7 +17,7 @@ def list_page(
     before: str | None,
     limit: int,
     order: Order,
-) -> tuple[list[Sequence[Any]], bool]:
+) -> Steps[tuple[list[Sequence[Any]], bool]]:
     """Return the rows of a page without their positions, and True if there are more.
 
     The first column of `select` is the position, and it ends in a condition. `find_position` returns the position of a
@@ -30,18 +29,13 @@ def list_page(
         if cursor is not None:
             is_greater = (name == "after") == (order == "asc")
             conditions += f" AND position {'>' if is_greater else '<'} ?"
-            bounds.append(_find(connection, find_position, keys, cursor, name))
+            found = yield Step(find_position, (keys[0], cursor, *keys[1:]))
+            if not found:
+                raise InvalidRequest(f"There is no '{cursor}' in the list.", param=name, code="invalid_value")
+            bounds.append(found[0][0])
     backwards = before is not None and after is None
     direction = "ASC" if (order == "asc") != backwards else "DESC"
     statement = f"{select}{conditions} ORDER BY position {direction} LIMIT ?"
-    rows = connection.execute(statement, (*parameters, *bounds, limit + 1)).fetchall()
+    rows = yield Step(statement, (*parameters, *bounds, limit + 1))
     page = [row[1:] for row in rows[:limit]]
     return page[::-1] if backwards else page, len(rows) > limit
-
-
-def _find(connection: sqlite3.Connection, statement: str, keys: Sequence[object], cursor: str, name: str) -> int:
-    row = connection.execute(statement, (keys[0], cursor, *keys[1:])).fetchone()
-    if row is None:
-        raise InvalidRequest(f"There is no '{cursor}' in the list.", param=name, code="invalid_value")
-    position: int = row[0]
-    return position

@@ -1,17 +1,15 @@
 """Vector stores, their files and their batches in the database of files."""
 
-import json
-import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.store.base import Order
-from antiphon.store.files.chunks import delete_entries, drop_chunks, make_scope
+from antiphon.store.files.chunks import DELETE_CHUNKS, delete_entries, make_scope
 from antiphon.store.files.paging import list_page
 from antiphon.store.files.rows import BatchRow, EntryRow, NewEntry, StoreRow, Tally
-from antiphon.store.sqlite.database import Database
+from antiphon.store.sql_steps import Batch, Step, StepDatabase, Steps
 
 _DAY = 24 * 3600
 _STORE = """id, created_at, last_active_at, name, description, metadata, expires_days, embedding, is_expired, revision,
@@ -24,23 +22,23 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 LOAD = f"SELECT {_STORE} FROM vector_stores WHERE project = ? AND id = ?"
 LIST = f"SELECT position, {_STORE} FROM vector_stores WHERE project = ?"
 POSITION = "SELECT position FROM vector_stores WHERE project = ? AND id = ?"
-DELETE = "DELETE FROM vector_stores WHERE project = ? AND id = ?"
+DELETE = "DELETE FROM vector_stores WHERE project = ? AND id = ? RETURNING id"
 STORE_ENTRIES = "SELECT position FROM entries WHERE project = ? AND store_id = ?"
 DELETE_BATCH_FILES = """
-DELETE FROM batch_files WHERE project = ?1
-    AND batch_id IN (SELECT id FROM batches WHERE project = ?1 AND store_id = ?2)
+DELETE FROM batch_files WHERE project = ?
+    AND batch_id IN (SELECT id FROM batches WHERE project = ? AND store_id = ?)
 """
 DELETE_BATCHES = "DELETE FROM batches WHERE project = ? AND store_id = ?"
-SET_ACTIVE = "UPDATE vector_stores SET last_active_at = ? WHERE project = ? AND id = ? AND NOT is_expired"
+SET_ACTIVE = "UPDATE vector_stores SET last_active_at = ? WHERE project = ? AND id = ? AND is_expired = 0 RETURNING id"
 LAPSED = f"""
 SELECT project, id FROM vector_stores
-WHERE expires_days IS NOT NULL AND NOT is_expired AND last_active_at + expires_days * {_DAY} <= ?
+WHERE expires_days IS NOT NULL AND is_expired = 0 AND last_active_at + expires_days * {_DAY} <= ?
 LIMIT 20
 """
 MARK_EXPIRED = "UPDATE vector_stores SET is_expired = 1, revision = revision + 1 WHERE project = ? AND id = ?"
 TALLY = """
-SELECT store_id, status, count(*), sum(usage_bytes) FROM entries
-WHERE project = ? AND store_id IN (SELECT value FROM json_each(?)) GROUP BY store_id, status
+SELECT store_id, status, count(*), CAST(sum(usage_bytes) AS bigint) FROM entries
+WHERE project = ? AND store_id IN TEXTS(?) GROUP BY store_id, status
 """
 BATCH_TALLY = """
 SELECT entries.status, count(*) FROM batch_files JOIN batches
@@ -60,29 +58,33 @@ VALUES (?, ?, ?, ?, ?, ?, ?, 'in_progress')
 LOAD_ENTRY = f"SELECT position, {_ENTRY} FROM entries WHERE project = ? AND store_id = ? AND file_id = ?"
 LIST_ENTRIES = f"""
 SELECT position, position AS entry, {_ENTRY} FROM entries
-WHERE project = ? AND store_id = ? AND (? IS NULL OR status = ?)
+WHERE project = ? AND store_id = ? AND (CAST(? AS text) IS NULL OR status = ?)
 """
 LIST_BATCH_ENTRIES = f"""{LIST_ENTRIES}
     AND file_id IN (SELECT file_id FROM batch_files WHERE project = ? AND batch_id = ?)
 """
+FIND_ENTRIES = "SELECT position FROM entries WHERE project = ? AND store_id = ? AND file_id IN TEXTS(?)"
 ENTRY_POSITION = "SELECT position FROM entries WHERE project = ? AND file_id = ? AND store_id = ?"
-SET_ATTRIBUTES = "UPDATE entries SET attributes = ? WHERE project = ? AND store_id = ? AND file_id = ?"
+SET_ATTRIBUTES = (
+    "UPDATE entries SET attributes = ? WHERE project = ? AND store_id = ? AND file_id = ? RETURNING position"
+)
 CHANGED = "UPDATE vector_stores SET revision = revision + 1 WHERE project = ? AND id = ?"
 ADD_BATCH = "INSERT INTO batches (project, id, store_id, created_at) VALUES (?, ?, ?, ?)"
-ADD_BATCH_FILE = "INSERT OR IGNORE INTO batch_files (project, batch_id, file_id) VALUES (?, ?, ?)"
+ADD_BATCH_FILE = "INSERT INTO batch_files (project, batch_id, file_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 LOAD_BATCH = "SELECT id, store_id, created_at, is_cancelled FROM batches WHERE project = ? AND store_id = ? AND id = ?"
-CANCEL_BATCH = "UPDATE batches SET is_cancelled = 1 WHERE project = ? AND store_id = ? AND id = ?"
-BATCH_PENDING = """
-SELECT position FROM entries WHERE project = ? AND store_id = ? AND status = 'in_progress'
+CANCEL_BATCH = "UPDATE batches SET is_cancelled = 1 WHERE project = ? AND store_id = ? AND id = ? RETURNING id"
+CANCEL_ENTRIES = """
+UPDATE entries SET status = 'cancelled', owner = NULL, leased_until = 0
+WHERE project = ? AND store_id = ? AND status = 'in_progress'
     AND file_id IN (SELECT file_id FROM batch_files WHERE project = ? AND batch_id = ?)
+RETURNING position
 """
-CANCEL_ENTRY = "UPDATE entries SET status = 'cancelled', owner = NULL, leased_until = 0 WHERE position = ?"
 
 
-class VectorStoreTable(Database):
+class VectorStoreTable(StepDatabase):
     async def create_vector_store(self, project: str, store: StoreRow, entries: Sequence[NewEntry]) -> None:
         """Save a new vector store. Its files wait to be indexed."""
-        await self._writer.submit(_create, (project, store, entries))
+        await self._write(_create, project, store, entries)
 
     async def load_vector_store(self, project: str, store_id: str) -> StoreRow | None:
         """Return a vector store. If it has expired, it has lost its files."""
@@ -91,46 +93,46 @@ class VectorStoreTable(Database):
             return row
         if row.last_active_at + row.expires_days * _DAY > self._now():
             return row
-        await self._writer.submit(_expire, (project, store_id))
+        await self._write(_expire, project, store_id)
         return await self._find_store(project, store_id)
 
     async def _find_store(self, project: str, store_id: str) -> StoreRow | None:
-        rows = await self._reader.submit(LOAD, (project, store_id))
+        rows = await self._fetch(LOAD, (project, store_id))
         return _read_store(rows[0]) if rows else None
 
     async def list_vector_stores(
         self, project: str, *, after: str | None, before: str | None, limit: int, order: Order
     ) -> tuple[list[StoreRow], bool]:
         await self.expire_vector_stores()
-        rows, has_more = await self._reader.submit(
-            list_page, (LIST, (project,), POSITION, (project,), after, before, limit, order)
+        rows, has_more = await self._read(
+            list_page, LIST, (project,), POSITION, (project,), after, before, limit, order
         )
         return [_read_store(row) for row in rows], has_more
 
     async def expire_vector_stores(self) -> None:
         """Delete the files of expired vector stores of all projects."""
-        now = self._now()
-        while lapsed := await self._reader.submit(LAPSED, (now,)):
+        now = int(self._now())
+        while lapsed := await self._fetch(LAPSED, (now,)):
             for project, store_id in lapsed:
-                await self._writer.submit(_expire, (project, store_id))
+                await self._write(_expire, project, store_id)
 
     async def update_vector_store(self, project: str, store_id: str, changes: dict[str, Any]) -> bool:
         """Change columns of a vector store: `name`, `metadata` and `expires_days`. Return False if there is none."""
-        done: bool = await self._writer.submit(_update, (project, store_id, changes, int(self._now())))
+        done: bool = await self._write(_update, project, store_id, changes, int(self._now()))
         return done
 
     async def mark_active(self, project: str, store_id: str) -> None:
         """Record that a vector store is used now."""
-        await self._writer.submit(SET_ACTIVE, (int(self._now()), project, store_id))
+        await self._execute(SET_ACTIVE, (int(self._now()), project, store_id))
 
     async def delete_vector_store(self, project: str, store_id: str) -> bool:
-        deleted: bool = await self._writer.submit(_delete, (project, store_id))
+        deleted: bool = await self._write(_delete, project, store_id)
         return deleted
 
     async def count_entries(self, project: str, store_ids: Collection[str]) -> dict[str, Tally]:
         """Return the tally of each vector store."""
         tallies = {store_id: Tally({}) for store_id in store_ids}
-        for store_id, status, count, usage in await self._reader.submit(TALLY, (project, json.dumps(list(store_ids)))):
+        for store_id, status, count, usage in await self._fetch(TALLY, (project, list(store_ids))):
             tally = tallies[store_id]
             tallies[store_id] = Tally(tally.counts | {status: count}, tally.usage_bytes + usage)
         return tallies
@@ -142,11 +144,11 @@ class VectorStoreTable(Database):
 
         Return False if there is no such vector store.
         """
-        added: bool = await self._writer.submit(_attach, (project, store_id, entries, batch_id, int(self._now())))
+        added: bool = await self._write(_attach, project, store_id, entries, batch_id, int(self._now()))
         return added
 
     async def load_entry(self, project: str, store_id: str, file_id: str) -> EntryRow | None:
-        rows = await self._reader.submit(LOAD_ENTRY, (project, store_id, file_id))
+        rows = await self._fetch(LOAD_ENTRY, (project, store_id, file_id))
         return _read_entry(rows[0]) if rows else None
 
     async def list_entries(
@@ -165,32 +167,32 @@ class VectorStoreTable(Database):
         select, parameters = LIST_ENTRIES, (project, store_id, status, status)
         if batch_id is not None:
             select, parameters = LIST_BATCH_ENTRIES, (*parameters, project, batch_id)  # type: ignore[assignment]
-        rows, has_more = await self._reader.submit(
-            list_page, (select, parameters, ENTRY_POSITION, (project, store_id), after, before, limit, order)
+        rows, has_more = await self._read(
+            list_page, select, parameters, ENTRY_POSITION, (project, store_id), after, before, limit, order
         )
         return [_read_entry(row) for row in rows], has_more
 
     async def set_attributes(
         self, project: str, store_id: str, file_id: str, attributes: dict[str, Any] | None
     ) -> bool:
-        done: bool = await self._writer.submit(_set_attributes, (project, store_id, file_id, attributes))
+        done: bool = await self._write(_set_attributes, project, store_id, file_id, attributes)
         return done
 
     async def detach_file(self, project: str, store_id: str, file_id: str) -> bool:
         """Remove a file from a vector store. Return False if it does not have it."""
-        done: bool = await self._writer.submit(_detach, (project, store_id, file_id))
+        done: bool = await self._write(_detach, project, store_id, file_id)
         return done
 
     async def load_batch(self, project: str, store_id: str, batch_id: str) -> BatchRow | None:
-        rows = await self._reader.submit(LOAD_BATCH, (project, store_id, batch_id))
+        rows = await self._fetch(LOAD_BATCH, (project, store_id, batch_id))
         return BatchRow(*rows[0])._replace(is_cancelled=bool(rows[0][3])) if rows else None
 
     async def count_batch(self, project: str, batch_id: str) -> Tally:
-        return Tally(dict(await self._reader.submit(BATCH_TALLY, (project, batch_id))))
+        return Tally(dict(await self._fetch(BATCH_TALLY, (project, batch_id))))
 
     async def cancel_batch(self, project: str, store_id: str, batch_id: str) -> bool:
         """Cancel the files of a batch that are in progress. Return False if there is no such batch."""
-        done: bool = await self._writer.submit(_cancel_batch, (project, store_id, batch_id))
+        done: bool = await self._write(_cancel_batch, project, store_id, batch_id)
         return done
 
 
@@ -214,8 +216,8 @@ def _pack(value: object) -> bytes | None:
     return None if value is None else msgspec.json.encode(value)
 
 
-def _create(connection: sqlite3.Connection, project: str, store: StoreRow, entries: Sequence[NewEntry]) -> None:
-    connection.execute(
+def _create(project: str, store: StoreRow, entries: Sequence[NewEntry]) -> Steps[None]:
+    yield Step(
         CREATE,
         (
             project,
@@ -229,86 +231,73 @@ def _create(connection: sqlite3.Connection, project: str, store: StoreRow, entri
             store.embedding,
         ),
     )
-    _add_entries(connection, project, store.id, entries, store.created_at)
+    yield from _add_entries(project, store.id, entries, store.created_at)
 
 
-def _add_entries(
-    connection: sqlite3.Connection, project: str, store_id: str, entries: Sequence[NewEntry], now: int
-) -> None:
-    for entry in entries:
-        found = connection.execute(LOAD_ENTRY, (project, store_id, entry.file_id)).fetchone()
-        if found is not None:
-            delete_entries(connection, [found[0]])
-        row = (entry.file_id, now, _pack(entry.attributes), entry.chunk_tokens, entry.overlap_tokens)
-        connection.execute(ADD_ENTRY, (project, store_id, *row))
+def _add_entries(project: str, store_id: str, entries: Sequence[NewEntry], now: int) -> Steps[None]:
+    found = yield Step(FIND_ENTRIES, (project, store_id, [entry.file_id for entry in entries]))
+    yield from delete_entries([position for (position,) in found])
+    rows = [
+        (project, store_id, entry.file_id, now, _pack(entry.attributes), entry.chunk_tokens, entry.overlap_tokens)
+        for entry in entries
+    ]
+    yield Batch(ADD_ENTRY, rows)
 
 
-def _attach(
-    connection: sqlite3.Connection,
-    project: str,
-    store_id: str,
-    entries: Sequence[NewEntry],
-    batch_id: str | None,
-    now: int,
-) -> bool:
-    if not connection.execute(SET_ACTIVE, (now, project, store_id)).rowcount:
+def _attach(project: str, store_id: str, entries: Sequence[NewEntry], batch_id: str | None, now: int) -> Steps[bool]:
+    if not (yield Step(SET_ACTIVE, (now, project, store_id))):
         return False
     if batch_id is not None:
-        connection.execute(ADD_BATCH, (project, batch_id, store_id, now))
-        connection.executemany(ADD_BATCH_FILE, [(project, batch_id, entry.file_id) for entry in entries])
-    _add_entries(connection, project, store_id, entries, now)
+        yield Step(ADD_BATCH, (project, batch_id, store_id, now))
+        yield Batch(ADD_BATCH_FILE, [(project, batch_id, entry.file_id) for entry in entries])
+    yield from _add_entries(project, store_id, entries, now)
     return True
 
 
-def _update(connection: sqlite3.Connection, project: str, store_id: str, changes: dict[str, Any], now: int) -> bool:
+def _update(project: str, store_id: str, changes: dict[str, Any], now: int) -> Steps[bool]:
     values = {name: _pack(value) if name == "metadata" else value for name, value in changes.items()}
     values["last_active_at"] = now
     assignments = ", ".join(f"{name} = ?" for name in values)
-    statement = f"UPDATE vector_stores SET {assignments} WHERE project = ? AND id = ?"
-    return connection.execute(statement, (*values.values(), project, store_id)).rowcount > 0
+    statement = f"UPDATE vector_stores SET {assignments} WHERE project = ? AND id = ? RETURNING id"
+    return bool((yield Step(statement, (*values.values(), project, store_id))))
 
 
-def _delete(connection: sqlite3.Connection, project: str, store_id: str) -> bool:
-    if connection.execute(POSITION, (project, store_id)).fetchone() is None:
+def _delete(project: str, store_id: str) -> Steps[bool]:
+    # The row first: it is locked, so no file is attached meanwhile.
+    if not (yield Step(DELETE, (project, store_id))):
         return False
-    _delete_content(connection, project, store_id)
-    connection.execute(DELETE, (project, store_id))
+    yield from _delete_content(project, store_id)
     return True
 
 
-def _delete_content(connection: sqlite3.Connection, project: str, store_id: str) -> None:
-    delete_entries(connection, [row[0] for row in connection.execute(STORE_ENTRIES, (project, store_id))])
-    connection.execute(DELETE_BATCH_FILES, (project, store_id))
-    connection.execute(DELETE_BATCHES, (project, store_id))
+def _delete_content(project: str, store_id: str) -> Steps[None]:
+    rows = yield Step(STORE_ENTRIES, (project, store_id))
+    yield from delete_entries([position for (position,) in rows])
+    yield Step(DELETE_BATCH_FILES, (project, project, store_id))
+    yield Step(DELETE_BATCHES, (project, store_id))
 
 
-def _expire(connection: sqlite3.Connection, project: str, store_id: str) -> None:
-    _delete_content(connection, project, store_id)
-    connection.execute(MARK_EXPIRED, (project, store_id))
+def _expire(project: str, store_id: str) -> Steps[None]:
+    yield Step(MARK_EXPIRED, (project, store_id))
+    yield from _delete_content(project, store_id)
 
 
-def _set_attributes(
-    connection: sqlite3.Connection, project: str, store_id: str, file_id: str, attributes: dict[str, Any] | None
-) -> bool:
-    if not connection.execute(SET_ATTRIBUTES, (_pack(attributes), project, store_id, file_id)).rowcount:
+def _set_attributes(project: str, store_id: str, file_id: str, attributes: dict[str, Any] | None) -> Steps[bool]:
+    if not (yield Step(SET_ATTRIBUTES, (_pack(attributes), project, store_id, file_id))):
         return False
-    connection.execute(CHANGED, (project, store_id))
+    yield Step(CHANGED, (project, store_id))
     return True
 
 
-def _detach(connection: sqlite3.Connection, project: str, store_id: str, file_id: str) -> bool:
-    found = connection.execute(LOAD_ENTRY, (project, store_id, file_id)).fetchone()
-    if found is None:
-        return False
-    delete_entries(connection, [found[0]])
-    return True
+def _detach(project: str, store_id: str, file_id: str) -> Steps[bool]:
+    found = yield Step(LOAD_ENTRY, (project, store_id, file_id))
+    yield from delete_entries([row[0] for row in found])
+    return bool(found)
 
 
-def _cancel_batch(connection: sqlite3.Connection, project: str, store_id: str, batch_id: str) -> bool:
-    if not connection.execute(CANCEL_BATCH, (project, store_id, batch_id)).rowcount:
+def _cancel_batch(project: str, store_id: str, batch_id: str) -> Steps[bool]:
+    if not (yield Step(CANCEL_BATCH, (project, store_id, batch_id))):
         return False
-    pending = connection.execute(BATCH_PENDING, (project, store_id, project, batch_id)).fetchall()
-    for (position,) in pending:
-        drop_chunks(connection, position)
-        connection.execute(CANCEL_ENTRY, (position,))
+    cancelled = yield Step(CANCEL_ENTRIES, (project, store_id, project, batch_id))
+    yield Batch(DELETE_CHUNKS, cancelled)
     return True

@@ -3,6 +3,7 @@
 from antiphon.store.postgres.conversations import PostgresConversations
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import PostgresEventLog
+from antiphon.store.postgres.files import PostgresFileCheck
 from antiphon.store.postgres.hosted_steps import PostgresHostedSteps
 from antiphon.store.postgres.keys import PostgresKeys
 from antiphon.store.postgres.responses import PostgresResponses
@@ -50,5 +51,6 @@ class PostgresStore(
     PostgresHostedSteps,
     PostgresPrompts,
     PostgresKeys,
+    PostgresFileCheck,
 ):
     """All parts of a store on one database. They share the writer, so one transaction can span several parts."""

@@ -1,0 +1,67 @@
+"""Files and vector stores in PostgreSQL, with connections of their own: indexing must not delay responses."""
+
+from collections.abc import Collection, Sequence
+
+from antiphon.store.files.chunks import USAGE
+from antiphon.store.files.database import FileDatabase
+from antiphon.store.files.rows import ChunkRow, TextMatch
+from antiphon.store.postgres.contents import PostgresContents
+from antiphon.store.postgres.database import PostgresDatabase
+from antiphon.store.postgres.steps import PostgresSteps
+from antiphon.store.postgres.words import INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
+from antiphon.store.sql_steps import Batch, Step, Steps
+
+NEW_IDS = "SELECT nextval(pg_get_serial_sequence('chunks', 'id')) FROM generate_series(1, ?)"
+INSERT_CHUNK = "INSERT INTO chunks (id, entry, starts_at, scope, text, vectors) VALUES (?, ?, ?, ?, ?, ?)"
+HAS_FILES = "SELECT EXISTS (SELECT 1 FROM files) OR EXISTS (SELECT 1 FROM contents)"
+COUNT_CHUNKS = "SELECT count(*) FROM chunk_words WHERE words @@ $1::tsquery"
+
+
+class PostgresFileDatabase(PostgresSteps, FileDatabase):
+    _usage_statement = USAGE.format("octet_length(text)")
+
+    @property
+    def contents(self) -> PostgresContents:
+        """The contents of files. `open` must have been called."""
+        return PostgresContents(self._writer, self._reader)
+
+    async def match_words(
+        self, scope: str, words: Sequence[str], *, limit: int, entries: Collection[int] | None = None
+    ) -> list[TextMatch]:
+        terms = [term for word in words for term in split_text(word)]
+        if not terms:
+            return []
+        parameters = limit, terms, _quote(scope), None if entries is None else list(entries)
+        return [TextMatch(*row) for row in await self._reader.submit(MATCH_WORDS, parameters)]
+
+    async def estimate_chunks(self, scope: str) -> int:
+        ((count,),) = await self._reader.submit(COUNT_CHUNKS, (_quote(scope),))
+        return int(count)
+
+    def _insert_chunks(self, position: int, scope: str, chunks: Sequence[ChunkRow]) -> Steps[None]:
+        ids = [number for (number,) in (yield Step(NEW_IDS, (len(chunks),)))]
+        rows = [
+            (number, position, chunk.starts_at, scope, chunk.text, chunk.vectors)
+            for number, chunk in zip(ids, chunks, strict=True)
+        ]
+        yield Batch(INSERT_CHUNK, rows)
+        texts = [split_text(chunk.text) for chunk in chunks]
+        words = [
+            (number, position, len(text) + 1, " ".join(text), make_scope_word(scope))
+            for number, text in zip(ids, texts, strict=True)
+        ]
+        yield Batch(INSERT_WORDS, words)
+
+
+def _quote(scope: str) -> str:
+    """Return the query for the chunks of a scope."""
+    return f"'{make_scope_word(scope)}'"
+
+
+class PostgresFileCheck(PostgresDatabase):
+    """The part of the store that finds out whether there are files."""
+
+    async def has_files(self) -> bool:
+        """Return True if any project has a file or a vector store."""
+        ((exists,),) = await self._reader.submit(HAS_FILES)
+        return bool(exists)
