@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 Result = TypeVar("Result")
 
 
-class Step(NamedTuple):
+class SqlStep(NamedTuple):
     """One statement."""
 
     statement: str
@@ -46,7 +46,7 @@ class Clock(NamedTuple):
     """A row with the present time: that of the database if several machines share it."""
 
 
-AnyStep = Step | Batch | SqliteStep | Lock | Clock
+AnyStep = SqlStep | Batch | SqliteStep | Lock | Clock
 Steps = Generator[AnyStep, list[Any], Result]
 
 
@@ -73,4 +73,4 @@ class StepDatabase:
 
 
 def _run_one(statement: str, parameters: Sequence[object]) -> Steps[list[Any]]:
-    return (yield Step(statement, parameters))
+    return (yield SqlStep(statement, parameters))

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
 from antiphon.store.files.rows import ChunkRow, IndexingJob, IndexingLost, SearchEntry, TextMatch, VectorRow
-from antiphon.store.sql_steps import Batch, Clock, Lock, SqliteStep, Step, StepDatabase, Steps
+from antiphon.store.sql_steps import Batch, Clock, Lock, SqliteStep, SqlStep, StepDatabase, Steps
 from antiphon.store.sqlite.leases import LiveProcesses
 
 OWNERS = """
@@ -164,11 +164,11 @@ def delete_entries(positions: Sequence[int]) -> Steps[None]:
     The entry is deleted before its chunks: from then on, no process appends any.
     """
     for position in positions:
-        for status, project, store_id in (yield Step(DELETE_ENTRY, (position,))):
+        for status, project, store_id in (yield SqlStep(DELETE_ENTRY, (position,))):
             if status == "completed":  # only its chunks are in the text index
                 yield SqliteStep(DROP_WORDS, (position,))
-            yield Step(TOUCH, (project, store_id))
-        yield Step(DELETE_CHUNKS, (position,))
+            yield SqlStep(TOUCH, (project, store_id))
+        yield SqlStep(DELETE_CHUNKS, (position,))
 
 
 def _claim(
@@ -176,29 +176,29 @@ def _claim(
 ) -> Steps[IndexingJob | None]:
     yield Lock("indexing")
     if processes is not None:
-        for (other,) in (yield Step(OWNERS, (owner,))):
+        for (other,) in (yield SqlStep(OWNERS, (owner,))):
             if processes.is_dead(other):
-                yield Step(END_LEASES, (other,))
+                yield SqlStep(END_LEASES, (other,))
         processes.register(owner)  # last, because it deletes the lock files of dead processes
     ((now,),) = yield Clock()
-    waiting = [project for (project,) in (yield Step(FREE_PROJECTS, (now,)))]
+    waiting = [project for (project,) in (yield SqlStep(FREE_PROJECTS, (now,)))]
     if not waiting:
         return None
     served = {project: index for index, project in enumerate(recent)}
     project = min(waiting, key=lambda each: served.get(each, -1))  # of several, the one with the oldest entry
-    rows = yield Step(FREE, (project, now))
+    rows = yield SqlStep(FREE, (project, now))
     if not rows:
         return None
     job = IndexingJob(*rows[0])
-    if not (yield Step(TAKE, (owner, now + lease, job.position))):
+    if not (yield SqlStep(TAKE, (owner, now + lease, job.position))):
         return None  # cancelled or deleted meanwhile
-    yield Step(DELETE_CHUNKS, (job.position,))
+    yield SqlStep(DELETE_CHUNKS, (job.position,))
     return job
 
 
 def _renew(owner: str, position: int, lease: float) -> Steps[bool]:
     ((now,),) = yield Clock()
-    return bool((yield Step(RENEW, (now + lease, position, owner))))
+    return bool((yield SqlStep(RENEW, (now + lease, position, owner))))
 
 
 def _append(
@@ -210,7 +210,7 @@ def _append(
 ) -> Steps[None]:
     if not (yield from _renew(owner, position, lease)):
         raise IndexingLost("The file is not indexed by this process any more.")
-    stores = yield Step(SCOPE, (position,))
+    stores = yield SqlStep(SCOPE, (position,))
     if not stores:
         raise IndexingLost("The vector store was deleted.")
     yield from insert(position, make_scope(stores[0][0]), chunks)
@@ -223,14 +223,14 @@ def make_scope(store_position: int) -> str:
 
 def _finish(owner: str, position: int, status: str, error: tuple[str, str] | None, usage_statement: str) -> Steps[None]:
     # The lease is not changed in effect: the row is about to lose its owner.
-    if not (yield Step(RENEW, (0.0, position, owner))):
+    if not (yield SqlStep(RENEW, (0.0, position, owner))):
         raise IndexingLost("The file is not indexed by this process any more.")
     usage = 0
     if status == "completed":
         yield SqliteStep(ADD_WORDS, (position,))
-        ((usage,),) = yield Step(usage_statement, (position,))
+        ((usage,),) = yield SqlStep(usage_statement, (position,))
     else:
-        yield Step(DELETE_CHUNKS, (position,))
+        yield SqlStep(DELETE_CHUNKS, (position,))
     code, message = error or (None, None)
-    yield Step(FINISH, (status, code, message, usage, position))
-    yield Step(TOUCH_BY_ENTRY, (position,))
+    yield SqlStep(FINISH, (status, code, message, usage, position))
+    yield SqlStep(TOUCH_BY_ENTRY, (position,))

@@ -7,7 +7,7 @@ from antiphon.store.base import Order
 from antiphon.store.files.chunks import delete_entries
 from antiphon.store.files.paging import list_page
 from antiphon.store.files.rows import FileRow, PartRow, UploadRow
-from antiphon.store.sql_steps import Lock, Step, StepDatabase, Steps
+from antiphon.store.sql_steps import Lock, SqlStep, StepDatabase, Steps
 
 _FILE = "id, created_at, expires_at, filename, bytes, purpose"
 _LIVE = "(expires_at IS NULL OR expires_at > ?)"
@@ -138,13 +138,13 @@ class FileTable(StepDatabase):
 
 def _save_file(project: str, file: FileRow, max_project_bytes: int | None) -> Steps[None]:
     yield from _check_project(project, file.bytes, max_project_bytes)
-    yield Step(SAVE, (project, *file))
+    yield SqlStep(SAVE, (project, *file))
 
 
 def _check_project(project: str, size: int, max_project_bytes: int | None) -> Steps[None]:
     if max_project_bytes is not None:
         yield _lock(project)
-        ((used,),) = yield Step(SUM_BYTES, (project,))
+        ((used,),) = yield SqlStep(SUM_BYTES, (project,))
         _check_quota(used + size, max_project_bytes, param="file")
 
 
@@ -163,9 +163,9 @@ def _check_quota(size: int, max_project_bytes: int, *, param: str) -> None:
 
 
 def _delete_file(project: str, file_id: str, now: int) -> Steps[bool]:
-    if not (yield Step(DELETE, (project, file_id, now))):
+    if not (yield SqlStep(DELETE, (project, file_id, now))):
         return False
-    rows = yield Step(ENTRIES_OF_FILE, (project, file_id))
+    rows = yield SqlStep(ENTRIES_OF_FILE, (project, file_id))
     yield from delete_entries([position for (position,) in rows])
     return True
 
@@ -179,9 +179,9 @@ def _save_part(
     max_project_bytes: int | None,
 ) -> Steps[bool]:
     yield _lock(project)
-    if not (yield Step(IS_PENDING, (project, upload_id, now))):
+    if not (yield SqlStep(IS_PENDING, (project, upload_id, now))):
         return False
-    ((size,),) = yield Step(SUM_PARTS, (project, upload_id))
+    ((size,),) = yield SqlStep(SUM_PARTS, (project, upload_id))
     if max_upload_bytes is not None and size + part.bytes > max_upload_bytes:
         raise BodyTooLarge(
             f"The parts of the upload would have {size + part.bytes} bytes. This server accepts at most "
@@ -189,46 +189,46 @@ def _save_part(
             param="data",
         )
     if max_project_bytes is not None:
-        ((files,),) = yield Step(SUM_BYTES, (project,))
-        ((parts,),) = yield Step(SUM_ALL_PARTS, (project,))
+        ((files,),) = yield SqlStep(SUM_BYTES, (project,))
+        ((parts,),) = yield SqlStep(SUM_ALL_PARTS, (project,))
         _check_quota(files + parts + part.bytes, max_project_bytes, param="data")
-    yield Step(SAVE_PART, (project, upload_id, *part))
+    yield SqlStep(SAVE_PART, (project, upload_id, *part))
     return True
 
 
 def _complete_upload(project: str, upload_id: str, file: FileRow, max_project_bytes: int | None) -> Steps[bool]:
     yield _lock(project)
     yield from _check_project(project, file.bytes, max_project_bytes)
-    if not (yield Step(FINISH_UPLOAD, ("completed", file.id, project, upload_id))):
+    if not (yield SqlStep(FINISH_UPLOAD, ("completed", file.id, project, upload_id))):
         return False
-    yield Step(SAVE, (project, *file))
-    yield Step(DELETE_PARTS, (project, upload_id))
+    yield SqlStep(SAVE, (project, *file))
+    yield SqlStep(DELETE_PARTS, (project, upload_id))
     return True
 
 
 def _cancel_upload(project: str, upload_id: str) -> Steps[bool]:
     yield _lock(project)
-    if not (yield Step(FINISH_UPLOAD, ("cancelled", None, project, upload_id))):
+    if not (yield SqlStep(FINISH_UPLOAD, ("cancelled", None, project, upload_id))):
         return False
-    yield Step(DELETE_PARTS, (project, upload_id))
+    yield SqlStep(DELETE_PARTS, (project, upload_id))
     return True
 
 
 def _expire_files(now: int) -> Steps[list[str]]:
-    expired = yield Step(EXPIRED, (now, _EXPIRY_STEP))
+    expired = yield SqlStep(EXPIRED, (now, _EXPIRY_STEP))
     for project, file_id in expired:
-        yield Step(DELETE_EXPIRED, (project, file_id))
-        rows = yield Step(ENTRIES_OF_FILE, (project, file_id))
+        yield SqlStep(DELETE_EXPIRED, (project, file_id))
+        rows = yield SqlStep(ENTRIES_OF_FILE, (project, file_id))
         yield from delete_entries([position for (position,) in rows])
     return [file_id for _, file_id in expired]
 
 
 def _expire_uploads(now: int) -> Steps[tuple[int, list[str]]]:
-    expired = yield Step(EXPIRED_UPLOADS, (now, _EXPIRY_STEP))
+    expired = yield SqlStep(EXPIRED_UPLOADS, (now, _EXPIRY_STEP))
     parts: list[str] = []
     for key in expired:
-        rows = yield Step(LOAD_PARTS, key)
+        rows = yield SqlStep(LOAD_PARTS, key)
         parts += [row[0] for row in rows]
-        yield Step(DELETE_PARTS, key)
-        yield Step(DELETE_UPLOAD, key)
+        yield SqlStep(DELETE_PARTS, key)
+        yield SqlStep(DELETE_UPLOAD, key)
     return len(expired), parts

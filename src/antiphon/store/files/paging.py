@@ -5,7 +5,7 @@ from typing import Any
 
 from antiphon.errors import InvalidRequest
 from antiphon.store.base import Order
-from antiphon.store.sql_steps import Step, Steps
+from antiphon.store.sql_steps import SqlStep, Steps
 
 
 def list_page(
@@ -29,13 +29,13 @@ def list_page(
         if cursor is not None:
             is_greater = (name == "after") == (order == "asc")
             conditions += f" AND position {'>' if is_greater else '<'} ?"
-            found = yield Step(find_position, (keys[0], cursor, *keys[1:]))
+            found = yield SqlStep(find_position, (keys[0], cursor, *keys[1:]))
             if not found:
                 raise InvalidRequest(f"There is no '{cursor}' in the list.", param=name, code="invalid_value")
             bounds.append(found[0][0])
     backwards = before is not None and after is None
     direction = "ASC" if (order == "asc") != backwards else "DESC"
     statement = f"{select}{conditions} ORDER BY position {direction} LIMIT ?"
-    rows = yield Step(statement, (*parameters, *bounds, limit + 1))
+    rows = yield SqlStep(statement, (*parameters, *bounds, limit + 1))
     page = [row[1:] for row in rows[:limit]]
     return page[::-1] if backwards else page, len(rows) > limit

@@ -9,7 +9,7 @@ from antiphon.store.base import Order
 from antiphon.store.files.chunks import DELETE_CHUNKS, delete_entries, make_scope
 from antiphon.store.files.paging import list_page
 from antiphon.store.files.rows import BatchRow, EntryRow, NewEntry, StoreRow, Tally
-from antiphon.store.sql_steps import Batch, Step, StepDatabase, Steps
+from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps
 
 _DAY = 24 * 3600
 _STORE = """id, created_at, last_active_at, name, description, metadata, expires_days, embedding, is_expired, revision,
@@ -217,7 +217,7 @@ def _pack(value: object) -> bytes | None:
 
 
 def _create(project: str, store: StoreRow, entries: Sequence[NewEntry]) -> Steps[None]:
-    yield Step(
+    yield SqlStep(
         CREATE,
         (
             project,
@@ -235,7 +235,7 @@ def _create(project: str, store: StoreRow, entries: Sequence[NewEntry]) -> Steps
 
 
 def _add_entries(project: str, store_id: str, entries: Sequence[NewEntry], now: int) -> Steps[None]:
-    found = yield Step(FIND_ENTRIES, (project, store_id, [entry.file_id for entry in entries]))
+    found = yield SqlStep(FIND_ENTRIES, (project, store_id, [entry.file_id for entry in entries]))
     yield from delete_entries([position for (position,) in found])
     rows = [
         (project, store_id, entry.file_id, now, _pack(entry.attributes), entry.chunk_tokens, entry.overlap_tokens)
@@ -245,10 +245,10 @@ def _add_entries(project: str, store_id: str, entries: Sequence[NewEntry], now: 
 
 
 def _attach(project: str, store_id: str, entries: Sequence[NewEntry], batch_id: str | None, now: int) -> Steps[bool]:
-    if not (yield Step(SET_ACTIVE, (now, project, store_id))):
+    if not (yield SqlStep(SET_ACTIVE, (now, project, store_id))):
         return False
     if batch_id is not None:
-        yield Step(ADD_BATCH, (project, batch_id, store_id, now))
+        yield SqlStep(ADD_BATCH, (project, batch_id, store_id, now))
         yield Batch(ADD_BATCH_FILE, [(project, batch_id, entry.file_id) for entry in entries])
     yield from _add_entries(project, store_id, entries, now)
     return True
@@ -259,45 +259,45 @@ def _update(project: str, store_id: str, changes: dict[str, Any], now: int) -> S
     values["last_active_at"] = now
     assignments = ", ".join(f"{name} = ?" for name in values)
     statement = f"UPDATE vector_stores SET {assignments} WHERE project = ? AND id = ? RETURNING id"
-    return bool((yield Step(statement, (*values.values(), project, store_id))))
+    return bool((yield SqlStep(statement, (*values.values(), project, store_id))))
 
 
 def _delete(project: str, store_id: str) -> Steps[bool]:
     # The row first: it is locked, so no file is attached meanwhile.
-    if not (yield Step(DELETE, (project, store_id))):
+    if not (yield SqlStep(DELETE, (project, store_id))):
         return False
     yield from _delete_content(project, store_id)
     return True
 
 
 def _delete_content(project: str, store_id: str) -> Steps[None]:
-    rows = yield Step(STORE_ENTRIES, (project, store_id))
+    rows = yield SqlStep(STORE_ENTRIES, (project, store_id))
     yield from delete_entries([position for (position,) in rows])
-    yield Step(DELETE_BATCH_FILES, (project, project, store_id))
-    yield Step(DELETE_BATCHES, (project, store_id))
+    yield SqlStep(DELETE_BATCH_FILES, (project, project, store_id))
+    yield SqlStep(DELETE_BATCHES, (project, store_id))
 
 
 def _expire(project: str, store_id: str) -> Steps[None]:
-    yield Step(MARK_EXPIRED, (project, store_id))
+    yield SqlStep(MARK_EXPIRED, (project, store_id))
     yield from _delete_content(project, store_id)
 
 
 def _set_attributes(project: str, store_id: str, file_id: str, attributes: dict[str, Any] | None) -> Steps[bool]:
-    if not (yield Step(SET_ATTRIBUTES, (_pack(attributes), project, store_id, file_id))):
+    if not (yield SqlStep(SET_ATTRIBUTES, (_pack(attributes), project, store_id, file_id))):
         return False
-    yield Step(CHANGED, (project, store_id))
+    yield SqlStep(CHANGED, (project, store_id))
     return True
 
 
 def _detach(project: str, store_id: str, file_id: str) -> Steps[bool]:
-    found = yield Step(LOAD_ENTRY, (project, store_id, file_id))
+    found = yield SqlStep(LOAD_ENTRY, (project, store_id, file_id))
     yield from delete_entries([row[0] for row in found])
     return bool(found)
 
 
 def _cancel_batch(project: str, store_id: str, batch_id: str) -> Steps[bool]:
-    if not (yield Step(CANCEL_BATCH, (project, store_id, batch_id))):
+    if not (yield SqlStep(CANCEL_BATCH, (project, store_id, batch_id))):
         return False
-    cancelled = yield Step(CANCEL_ENTRIES, (project, store_id, project, batch_id))
+    cancelled = yield SqlStep(CANCEL_ENTRIES, (project, store_id, project, batch_id))
     yield Batch(DELETE_CHUNKS, cancelled)
     return True

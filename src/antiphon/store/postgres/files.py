@@ -9,7 +9,7 @@ from antiphon.store.postgres.contents import PostgresContents
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.steps import PostgresSteps
 from antiphon.store.postgres.words import INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
-from antiphon.store.sql_steps import Batch, Step, Steps
+from antiphon.store.sql_steps import Batch, SqlStep, Steps
 
 NEW_IDS = "SELECT nextval(pg_get_serial_sequence('chunks', 'id')) FROM generate_series(1, ?)"
 INSERT_CHUNK = "INSERT INTO chunks (id, entry, starts_at, scope, text, vectors) VALUES (?, ?, ?, ?, ?, ?)"
@@ -39,7 +39,7 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         return int(count)
 
     def _insert_chunks(self, position: int, scope: str, chunks: Sequence[ChunkRow]) -> Steps[None]:
-        ids = [number for (number,) in (yield Step(NEW_IDS, (len(chunks),)))]
+        ids = [number for (number,) in (yield SqlStep(NEW_IDS, (len(chunks),)))]
         rows = [
             (number, position, chunk.starts_at, scope, chunk.text, chunk.vectors)
             for number, chunk in zip(ids, chunks, strict=True)
