@@ -193,6 +193,18 @@ def test_large_stream_does_not_block(server: Victim) -> None:
     assert answer.body.count(b"event: response.completed") == 1
 
 
+def test_large_answer_does_not_block(victim: Start) -> None:
+    """The closing events, the store and the client get the whole text again. Escapes take the most time to encode."""
+    text = '\n"\\' * 1_800_000
+    server = victim(script={"default": [{"text": [text]}]})
+    assert len(respond(server, "x", store=False).body) > 2 * len(text)
+    for fields in ({"store": False}, {"background": True}):
+        streamed = respond(server, "x", stream=True, **fields)
+        assert streamed.body.count(b"event: response.completed") == 1
+    assert server.longest_block() < MAX_BLOCK, server.log()
+    assert server.peak_mb() < 400
+
+
 def test_large_websocket_message_does_not_block(server: Victim) -> None:
     with WebSocketClient(server) as client:
         client.create([message("x" * 300)] * 10_000, store=False)

@@ -15,9 +15,10 @@ from antiphon.engine.respond.run import Events
 from antiphon.errors import Unavailable
 from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
-from antiphon.protocol.events import TERMINAL
+from antiphon.protocol.events import TERMINAL, Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
@@ -213,16 +214,17 @@ class ResponseHandlers:
     async def _stream(self, http_request: HttpRequest, events: Events, dialect: OutputDialect) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        adapt, large = dialect.adapt_events, is_large()
+        adapt = dialect.adapt_events
         with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    is_long = http_request.bytes_sent > LARGE_STREAM_BYTES
-                    # The closing events repeat the whole output. A client that does not read must not hold all of them.
+                    # The closing events repeat the whole output, others the parameters of the request. A client that
+                    # does not read must not hold all of them.
+                    is_long = http_request.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not _is_delta(batch[-1]))
                     for part in [(event,) for event in batch] if is_long else (batch,):
                         if is_long:
                             await http_request.wait_until_writable()
-                        if large and hasattr(part[-1], "response"):  # it repeats parameters of the request
+                        if is_long and not _is_delta(part[0]):
                             chunk = await run_in_thread(lambda events: encode_batch(adapt(events)), part)
                         else:
                             chunk = encode_batch(adapt(part))
@@ -253,6 +255,11 @@ class ResponseHandlers:
                         if not http_request.write_now(part):
                             await http_request.write(part)
                     del page, adapted, chunk  # not held while the next page is awaited
+
+
+def _is_delta(event: Event | Unknown) -> bool:
+    """Return True for an event with a part of the output. All others may repeat the whole."""
+    return hasattr(event, "delta")
 
 
 async def _respond(http_request: HttpRequest, response: Response) -> None:

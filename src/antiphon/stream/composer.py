@@ -112,6 +112,11 @@ class Composer:
         return bool(self._calls or self._unnamed_calls)
 
     @property
+    def content_size(self) -> int:
+        """The size of the finished output items: characters of text, and bytes of other content."""
+        return self._size + self._text_size
+
+    @property
     def output(self) -> list[Item | Unknown]:
         """The output items that are done."""
         return [entry.item for entry in self._output if isinstance(entry, ClosedItem)]
@@ -436,6 +441,7 @@ class Composer:
         drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
         composed: list[Event] = []
         for draft in drafts:
+            self._text_size += draft.take_size()
             is_cut = draft.output_index == len(self._output) - 1 or isinstance(draft, PassthroughDraft)
             is_cut = is_cut or (isinstance(draft, CallDraft) and not draft.is_whole())
             composed += self._close(draft, ending if is_cut else "completed")

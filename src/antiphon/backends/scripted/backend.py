@@ -181,9 +181,11 @@ class ScriptedBackend:
     async def _stream_answer(self, answer: CompiledAnswer, context: TurnContext) -> Deltas:
         filled_words = 0
         try:
-            for action in answer.actions:
+            for index, action in enumerate(answer.actions, 1):
                 if isinstance(action, tuple):
                     yield action
+                    if not index % _PAUSE:
+                        await asyncio.sleep(0)
                 elif isinstance(action, Template):
                     output = await offload.run(_fill, action, context)
                     filled_words += await offload.run(count_words, output)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from antiphon import offload
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
@@ -119,7 +120,8 @@ class EventWriter:
         self.ending = True
         if self._flush is not None:
             await self._flush
-        return self._durable, self._pending + self._encode_new(last)
+        encoded = await offload.run(self._encode_new, last)
+        return self._durable, self._pending + encoded
 
     def end(self) -> None:
         """Close the log. Events that were not flushed are discarded."""

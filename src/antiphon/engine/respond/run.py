@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from antiphon import offload
 from antiphon.engine.items import CALL_TYPES
 from antiphon.engine.respond.ids import Mint
 from antiphon.errors import AntiphonError, InvalidRequest, StoreUnavailable
@@ -118,6 +119,8 @@ class Run:
                     break
                 if events:  # some deltas produce no event
                     yield events
+            if composer.content_size > offload.LARGE_BYTES:  # the closing events, the store and the client repeat it
+                offload.mark_large()
             if composer.is_cut_off:
                 await deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
             yield await self._save(events)

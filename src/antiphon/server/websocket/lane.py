@@ -149,13 +149,10 @@ class Lane:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
                         activity.last_event = batch[-1]
-                        if self.bytes_sent > LARGE_STREAM_BYTES:
+                        if self.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not hasattr(batch[-1], "delta")):
                             await self._write_singly(batch)
                             continue
-                        if is_large() and hasattr(batch[-1], "response"):
-                            lines = await run_in_thread(self._encode, batch)
-                        else:
-                            lines = self._encode(batch)
+                        lines = self._encode(batch)
                         if not self._state.socket.write_now(lines):
                             await self._state.socket.write(lines)
             line.error = run.response.error.code if run.response.error is not None else None
@@ -222,7 +219,10 @@ class Lane:
         """Send events one by one. The closing events repeat the whole output: a stalled client holds only one."""
         for event in batch:
             await self._state.socket.wait_until_writable()
-            await self._write((event,))
+            if hasattr(event, "delta"):
+                await self._write((event,))
+            else:
+                await self._state.socket.write(await run_in_thread(self._encode, (event,)))
 
     async def _write(self, batch: Sequence[Event | Unknown]) -> None:
         await self._state.socket.write(self._encode(batch))
