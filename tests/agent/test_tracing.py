@@ -11,9 +11,10 @@ import pytest
 
 from antiphon import Agent, ConfigError, MemorySession, tool
 from antiphon.agent import tracing
-from antiphon.agent.tracing import CONTENT_VARIABLE, instrument, uninstrument
+from antiphon.agent.tracing import instrument, uninstrument
 from antiphon.errors import RateLimited, ServerError
 from antiphon.ledger import Ledger
+from antiphon.telemetry.environment import CONTENT_VARIABLE
 from support.scripted_model import ScriptedModel, UpstreamModel, call, look_up, open_scripted, usage
 
 pytest.importorskip("opentelemetry.sdk")

@@ -10,27 +10,34 @@ This module imports OpenTelemetry. `tracing.py` imports it only if traces are on
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from antiphon.agent.outcome import Outcome
-from antiphon.agent.trace_messages import find_finish_reason, make_input_messages, make_output_messages
 from antiphon.agent.transports.base import TERMINAL, Events, Transport
-from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
-from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
+from antiphon.telemetry.conventions import (
+    REQUEST_ATTRIBUTES,
+    TRACEPARENT,
+    describe_address,
+    describe_usage,
+    encode_attribute,
+    format_traceparent,
+    make_current,
+    make_tracer,
+    parse_trace_headers,
+    record_error,
+)
+from antiphon.telemetry.messages import find_finish_reason, make_input_messages, make_output_messages
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import CallObserver, Executor
 from antiphon.upstream.usage import parse_usage
@@ -38,22 +45,8 @@ from antiphon.upstream.usage import parse_usage
 # The conventions name the API, not the vendor of the model: agents use OpenAI's Responses API on every server.
 PROVIDER = "openai"
 
-_TRACEPARENT = "traceparent"
-_propagator = TraceContextTextMapPropagator()
-
 # The keys of a tool in a request that may have credentials of an MCP server.
 _SECRET_KEYS = ("authorization", "headers")
-
-# The parameters of a request that have an attribute.
-_REQUEST_ATTRIBUTES = {
-    "model": "gen_ai.request.model",
-    "max_output_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "seed": "gen_ai.request.seed",
-}
 
 
 class Tracing:
@@ -61,7 +54,7 @@ class Tracing:
 
     def __init__(self, provider: trace.TracerProvider, *, captures_content: bool) -> None:
         self._provider = provider
-        self.tracer = provider.get_tracer("antiphon", version("antiphon"))
+        self.tracer = make_tracer(provider)
         self.captures_content = captures_content
 
     def start_run(
@@ -88,11 +81,11 @@ class Tracing:
         if session_id is not None:
             attributes["gen_ai.conversation.id"] = session_id
         if self.captures_content:
-            attributes["gen_ai.input.messages"] = _encode(make_input_messages(items))
+            attributes["gen_ai.input.messages"] = encode_attribute(make_input_messages(items))
         context = contexts.get_current()
         links = []
         if earlier:
-            before = _propagator.extract({_TRACEPARENT: earlier}, contexts.Context())
+            before = parse_trace_headers({TRACEPARENT: earlier})
             links.append(Link(trace.get_current_span(before).get_span_context()))
             if not trace.get_current_span(context).get_span_context().is_valid:
                 context = before
@@ -125,9 +118,7 @@ class RunTrace:
     @property
     def traceparent(self) -> str:
         """The identity of the span of the run, in the format of the W3C."""
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, trace.set_span_in_context(self._run_span))
-        return carrier.get(_TRACEPARENT, "")
+        return format_traceparent(trace.set_span_in_context(self._run_span))
 
     def hand_off(self, agent: str, model: str) -> None:
         """Start the span of the agent that takes over. The spans that follow are below it."""
@@ -164,7 +155,7 @@ class RunTrace:
         span = self._run_span
         if outcome is not None:
             span.set_attributes({"antiphon.outcome": outcome.kind, "antiphon.turns": outcome.turns})
-            span.set_attributes(_describe_usage(outcome.usage))
+            span.set_attributes(describe_usage(outcome.usage))
             if outcome.cost is not None:
                 span.set_attribute("antiphon.cost", outcome.cost)
             if outcome.error is not None:
@@ -172,7 +163,7 @@ class RunTrace:
                 span.set_status(StatusCode.ERROR, outcome.error.message)
             if self.captures_content:
                 answer = {"type": "message", "role": "assistant", "content": outcome.text}
-                span.set_attribute("gen_ai.output.messages", _encode(make_output_messages([answer], "stop")))
+                span.set_attribute("gen_ai.output.messages", encode_attribute(make_output_messages([answer], "stop")))
         else:
             record_error(span, error or asyncio.CancelledError())
         span.end()
@@ -195,7 +186,7 @@ class TracedTransport:
         span = self._run.start_span(f"chat {request.get('model', '')}".rstrip(), SpanKind.CLIENT, attributes)
         try:
             # The context is current only while the request is sent. The reader of the events has its own.
-            with _make_current(span):
+            with make_current(span):
                 events = await self._transport.stream(request)
         except BaseException as error:
             record_error(span, error)
@@ -232,23 +223,20 @@ class TracedTransport:
 
     def _describe_request(self, request: JsonObject) -> dict[str, Any]:
         attributes: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER}
-        for name, attribute in _REQUEST_ATTRIBUTES.items():
+        for name, attribute in REQUEST_ATTRIBUTES.items():
             if isinstance(request.get(name), str | int | float):
                 attributes[attribute] = request[name]
         if (request.get("text") or {}).get("format", {}).get("type", "text") != "text":
             attributes["gen_ai.output.type"] = "json"
-        address = urlsplit(getattr(self._transport, "url", ""))
-        if address.hostname:
-            attributes["server.address"] = address.hostname
-            attributes["server.port"] = address.port or (443 if address.scheme == "https" else 80)
+        attributes |= describe_address(getattr(self._transport, "url", ""))
         if self._run.captures_content:
-            attributes["gen_ai.input.messages"] = _encode(make_input_messages(request["input"]))
+            attributes["gen_ai.input.messages"] = encode_attribute(make_input_messages(request["input"]))
             if request.get("instructions"):
                 parts = [{"type": "text", "content": request["instructions"]}]
-                attributes["gen_ai.system_instructions"] = _encode(parts)
+                attributes["gen_ai.system_instructions"] = encode_attribute(parts)
             if request.get("tools"):
                 tools = [{key: tool[key] for key in tool if key not in _SECRET_KEYS} for tool in request["tools"]]
-                attributes["gen_ai.tool.definitions"] = _encode(tools)
+                attributes["gen_ai.tool.definitions"] = encode_attribute(tools)
         return attributes
 
 
@@ -283,7 +271,7 @@ class TracedExecutor(Executor):
             attributes["gen_ai.tool.call.arguments"] = call.arguments
         span = self._run.start_span(f"execute_tool {call.name}", SpanKind.INTERNAL, attributes)
         try:
-            with _make_current(span):
+            with make_current(span):
                 result = await self._executor.execute(call, context, _SpanObserver(span, observer or CallObserver()))
         except ApprovalRequired:
             span.set_attribute("antiphon.outcome", "needs_approval")
@@ -296,7 +284,7 @@ class TracedExecutor(Executor):
                 span.set_attribute("error.type", "tool_error")
                 span.set_status(StatusCode.ERROR)
             if self._run.captures_content:
-                output = result.output if isinstance(result.output, str) else _encode(result.output)
+                output = result.output if isinstance(result.output, str) else encode_attribute(result.output)
                 span.set_attribute("gen_ai.tool.call.result", output)
             return result
         finally:
@@ -333,46 +321,11 @@ def record_response(span: Span, response: JsonObject, *, captures_content: bool)
             span.set_attribute(f"gen_ai.response.{name}", response[name])
     usage = parse_usage(response.get("usage"))
     if usage is not None:
-        span.set_attributes(_describe_usage(usage))
+        span.set_attributes(describe_usage(usage))
     error = response.get("error")
     if isinstance(error, dict):
         span.set_attribute("error.type", str(error.get("code") or "_OTHER"))
         span.set_status(StatusCode.ERROR, str(error.get("message") or ""))
     if captures_content:
         output = [item for item in response.get("output") or [] if isinstance(item, dict)]
-        span.set_attribute("gen_ai.output.messages", _encode(make_output_messages(output, reason)))
-
-
-def record_error(span: Span, error: BaseException) -> None:
-    """Record the exception that ended a span. A cancellation, or the loss of the run, is not a failure of it."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        span.set_attribute("error.type", "cancelled")
-        return
-    if isinstance(error, AntiphonError):
-        span.set_attribute("error.type", error.code or error.type)
-        span.set_status(StatusCode.ERROR, error.message)
-        return
-    span.set_attribute("error.type", type(error).__name__)
-    span.set_status(StatusCode.ERROR, str(error))
-
-
-def _describe_usage(usage: Usage) -> dict[str, int]:
-    return {
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.input_tokens_details.cached_tokens,
-        "gen_ai.usage.reasoning.output_tokens": usage.output_tokens_details.reasoning_tokens,
-    }
-
-
-def _encode(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-@contextmanager
-def _make_current(span: Span) -> Iterator[None]:
-    token = contexts.attach(trace.set_span_in_context(span))
-    try:
-        yield
-    finally:
-        contexts.detach(token)
+        span.set_attribute("gen_ai.output.messages", encode_attribute(make_output_messages(output, reason)))

@@ -5,10 +5,11 @@ exporter of traces. Other runs pay for one look at a variable of this module.
 """
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from antiphon.errors import ConfigError
+from antiphon.telemetry.current_trace import CurrentTrace
+from antiphon.telemetry.environment import MISSING, captures_content, is_exporter_configured
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from antiphon.agent.spans import Tracing
 
 logger = logging.getLogger(__name__)
-
-CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_EXPORTER = "OTEL_TRACES_EXPORTER"
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_ON_SPANS = ("true", "1", "span_only", "span_and_event")
-_MISSING = "Traces need the package opentelemetry-sdk: pip install 'antiphon[otel]'."
 
 
 class _Switch:
@@ -41,18 +36,26 @@ def instrument(tracer_provider: "TracerProvider | None" = None, *, capture_conte
     """
     try:
         from antiphon.agent import spans
-        from antiphon.agent.trace_export import find_provider
+        from antiphon.telemetry.conventions import turn_on_current_trace
+        from antiphon.telemetry.export import find_provider
 
         provider = tracer_provider or find_provider()
     except ImportError:
-        raise ConfigError(_MISSING) from None
-    captures = _captures_content() if capture_content is None else capture_content
+        raise ConfigError(f"Traces are not possible: {MISSING}") from None
+    captures = captures_content() if capture_content is None else capture_content
     _Switch.tracing, _Switch.is_decided = spans.Tracing(provider, captures_content=captures), True
+    turn_on_current_trace()
 
 
 def uninstrument() -> None:
     """Turn off traces of agent runs in this process."""
     _Switch.tracing, _Switch.is_decided = None, True
+    CurrentTrace.turn_off()
+
+
+def is_decided() -> bool:
+    """Return True if traces were turned on or off in this process."""
+    return _Switch.is_decided
 
 
 def find_tracing() -> "Tracing | None":
@@ -75,23 +78,9 @@ def flush_traces() -> None:
 
 def _decide() -> None:
     _Switch.is_decided = True
-    if not _is_exporter_configured():
+    if not is_exporter_configured("traces"):
         return
     try:
         instrument()
     except ConfigError as error:
         logger.warning("agent runs are not traced: %s", error.message)
-
-
-def _is_exporter_configured() -> bool:
-    """Return True if the environment names an exporter of traces."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    exporter = os.environ.get(_EXPORTER, "").strip().lower()
-    if exporter:
-        return exporter != "none"
-    return any(os.environ.get(name) for name in _ENDPOINTS)
-
-
-def _captures_content() -> bool:
-    return os.environ.get(CONTENT_VARIABLE, "").strip().lower() in _ON_SPANS

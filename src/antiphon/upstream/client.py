@@ -13,6 +13,7 @@ import msgspec
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
+from antiphon.telemetry.current_trace import add_trace_headers
 from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.circuit_breaker import CallGuard, CircuitBreaker
 from antiphon.upstream.delta_stream import DeltaStream, Reader
@@ -212,7 +213,7 @@ class UpstreamClient:
         """
         body, headers = request
         deadline = asyncio.get_running_loop().time() + seconds
-        response = await self._session.send("POST", path, body, headers, deadline=deadline)
+        response = await self._session.send("POST", path, body, add_trace_headers(headers), deadline=deadline)
         policy.answered = True
         if on_accepted is not None:
             on_accepted()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.trace_messages import find_finish_reason, make_input_messages, make_output_messages
+from antiphon.telemetry.messages import find_finish_reason, make_input_messages, make_output_messages
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "act", "arguments": "{}"}
 

@@ -1,0 +1,133 @@
+"""Attributes of spans after the semantic conventions of OpenTelemetry for generative AI, for agents and servers.
+
+The conventions are not stable yet. This module imports OpenTelemetry: import it only if traces or metrics are on.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from antiphon.errors import AntiphonError
+from antiphon.protocol.response import Usage
+from antiphon.telemetry.current_trace import CurrentTrace
+
+SCOPE = "antiphon"
+TRACEPARENT = "traceparent"
+
+# The parameters of a request that have an attribute.
+REQUEST_ATTRIBUTES = {
+    "model": "gen_ai.request.model",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+}
+
+_propagator = TraceContextTextMapPropagator()
+
+
+def read_version() -> str:
+    try:
+        return version("antiphon")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def describe_usage(usage: Usage) -> dict[str, int]:
+    return {
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.input_tokens_details.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.output_tokens_details.reasoning_tokens,
+    }
+
+
+def describe_address(url: str) -> dict[str, str | int]:
+    """Return the host and the port of a URL. User names, passwords, paths and queries are left out."""
+    try:
+        address = urlsplit(url)
+        host, port = address.hostname, address.port
+    except ValueError:  # such as a port that is not a number
+        return {}
+    if not host:
+        return {}
+    return {"server.address": host, "server.port": port or (443 if address.scheme == "https" else 80)}
+
+
+def find_error_type(error: BaseException) -> str:
+    """Return the value of `error.type` for an exception."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    if isinstance(error, AntiphonError):
+        return error.code or error.type
+    return type(error).__name__
+
+
+def record_error(span: Span, error: BaseException) -> None:
+    """Record the exception that ended a span. A cancellation, or the loss of the run, is not a failure of it."""
+    span.set_attribute("error.type", find_error_type(error))
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return
+    span.set_status(StatusCode.ERROR, error.message if isinstance(error, AntiphonError) else str(error))
+
+
+def encode_attribute(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@contextmanager
+def make_current(span: Span) -> Iterator[None]:
+    """Make a span the current one in a block. The block must not yield to the caller of a generator."""
+    token = contexts.attach(trace.set_span_in_context(span))
+    try:
+        yield
+    finally:
+        contexts.detach(token)
+
+
+def format_traceparent(context: contexts.Context | None = None) -> str:
+    """Return the current span, or that of the context, in the format of the W3C. "" if there is none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return carrier.get(TRACEPARENT, "")
+
+
+def parse_trace_headers(headers: Mapping[str, str]) -> contexts.Context:
+    """Return a context with the span that `traceparent` and `tracestate` name, if they are valid."""
+    return _propagator.extract(headers, contexts.Context())
+
+
+def make_trace_headers() -> dict[str, str]:
+    """Return `traceparent` and `tracestate` of the current span.
+
+    There is no `baggage`: it may have data that a client means for its own servers only.
+    """
+    headers: dict[str, str] = {}
+    _propagator.inject(headers)
+    return headers
+
+
+def turn_on_current_trace() -> None:
+    """Let upstreams continue the current trace, and log lines name it."""
+    CurrentTrace.make_headers, CurrentTrace.read_ids = make_trace_headers, read_trace_ids
+
+
+def read_trace_ids() -> tuple[str, str] | None:
+    """Return the ids of the current trace and span in hex, or None if there are none."""
+    found = trace.get_current_span().get_span_context()
+    return (trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id)) if found.is_valid else None
+
+
+def make_tracer(provider: trace.TracerProvider) -> Any:
+    return provider.get_tracer(SCOPE, read_version())

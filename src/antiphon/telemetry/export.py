@@ -1,0 +1,61 @@
+"""Providers and exporters of OpenTelemetry, made from the standard `OTEL_*` variables."""
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry import trace
+
+from antiphon.errors import ConfigError
+
+
+def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
+    """Return the global provider if the program has set one, else a new one with the exporters of the environment.
+
+    The new provider is not made global: the program may still set its own. Without `shutdown_on_exit`, the caller shuts
+    it down. Raises ImportError without the SDK, and ConfigError for an exporter that is not installed.
+    """
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, trace.ProxyTracerProvider):
+        return provider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    exporters = make_exporters("traces")
+    made = TracerProvider(resource=make_resource(), shutdown_on_exit=shutdown_on_exit)
+    for exporter in exporters:
+        made.add_span_processor(BatchSpanProcessor(exporter))
+    return made
+
+
+def make_resource() -> Any:
+    """Return the description of this process: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES."""
+    from opentelemetry.sdk.resources import Resource
+
+    is_named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create({} if is_named else {"service.name": "antiphon"})
+
+
+def make_exporters(signal: str) -> Sequence[Any]:
+    """Return the exporters that OTEL_TRACES_EXPORTER or OTEL_METRICS_EXPORTER names. The default is OTLP over HTTP.
+
+    Raises ImportError without the SDK, and ConfigError for an exporter that is not installed or cannot be made.
+    """
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    names = (name.strip().lower() or "otlp" for name in os.environ.get(variable, "").split(","))
+    return [_make_exporter(signal, variable, name) for name in dict.fromkeys(names) if name != "none"]
+
+
+def _make_exporter(signal: str, variable: str, name: str) -> Any:
+    if name == "otlp":
+        protocol = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
+        protocol = protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
+    if not found:
+        raise ConfigError(f"{variable}: no exporter '{name}' is installed: pip install 'antiphon[otel]'.")
+    try:
+        return found[0].load()()
+    except ValueError as error:  # such as a time limit that is not a number
+        raise ConfigError(f"{variable}: the exporter '{name}' cannot be made: {error}") from None
