@@ -1,4 +1,4 @@
-"""A receiver of traces over OTLP/HTTP on the loopback interface. It decodes the protobuf of each export.
+"""A receiver of traces and metrics over OTLP/HTTP on the loopback interface. It decodes the protobuf of each export.
 
 with OtlpReceiver() as receiver:
     exporter = OTLPSpanExporter(endpoint=receiver.url)
@@ -11,6 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -26,13 +27,30 @@ class ReceivedSpan:
         self.span_id: str = span.span_id.hex()
         self.parent_id: str = span.parent_span_id.hex()
         self.attributes = _read_attributes(span.attributes)
+        self.status = "error" if span.status.code == span.status.STATUS_CODE_ERROR else ""
         self.links = [(link.trace_id.hex(), link.span_id.hex()) for link in span.links]
         self.resource = resource
+
+
+class ReceivedPoint:
+    """The values of a histogram with the same attributes, as they were exported."""
+
+    def __init__(self, name: str, unit: str, histogram: Any, point: Any) -> None:
+        self.name = name
+        self.unit = unit
+        self.is_delta = histogram.aggregation_temporality == 1
+        self.attributes = _read_attributes(point.attributes)
+        self.count: int = point.count
+        self.sum: float = point.sum
+        self.counts = list(point.bucket_counts)
+        self.bounds = list(point.explicit_bounds)
+        self.times = (point.start_time_unix_nano, point.time_unix_nano)
 
 
 class OtlpReceiver:
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
+        self.points: list[ReceivedPoint] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,10 +85,24 @@ class OtlpReceiver:
         self._thread.join()
 
     def receive(self, path: str, body: bytes) -> None:
+        if path == "/v1/metrics":
+            self._receive_metrics(body)
+            return
         assert path == "/v1/traces"
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _read_attributes(group.resource.attributes)
             self.spans += [ReceivedSpan(span, resource) for scope in group.scope_spans for span in scope.spans]
+
+    def _receive_metrics(self, body: bytes) -> None:
+        for group in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            for metric in (each for scope in group.scope_metrics for each in scope.metrics):
+                points = metric.histogram.data_points
+                self.points += [ReceivedPoint(metric.name, metric.unit, metric.histogram, each) for each in points]
+
+    def list_parents(self) -> list[tuple[str, str]]:
+        """Return the name of each span with that of its parent, in order."""
+        names = {span.span_id: span.name for span in self.spans}
+        return sorted((span.name, names.get(span.parent_id, span.parent_id)) for span in self.spans)
 
     def find(self, name: str) -> ReceivedSpan:
         """Return the only span of this name."""

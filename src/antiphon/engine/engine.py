@@ -42,6 +42,7 @@ from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
 if TYPE_CHECKING:
     from antiphon.engine.files.service import FileService
+    from antiphon.engine.telemetry import EngineTelemetry
 
 
 class Engine:
@@ -187,6 +188,10 @@ class Engine:
         self._pipeline.observer = observer
         self._store.on_write = observer.count_write
 
+    def trace(self, telemetry: "EngineTelemetry") -> None:
+        """Record model calls, calls of hosted tools and background work. Must be called before `start`."""
+        self._pipeline.trace(telemetry)
+
     @property
     def foreground_count(self) -> int:
         """The number of foreground responses in progress, including those whose model has not begun to answer."""
@@ -288,7 +293,9 @@ class Engine:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
         key = RunKey(project, response.id)
         request = self._pipeline.credentials.withhold(key, prepared.turn.request)
-        queued = QueuedRequest(request=request, minted=prepared.mint.minted)
+        telemetry = self._pipeline.telemetry
+        traceparent = "" if telemetry is None else telemetry.format_traceparent()
+        queued = QueuedRequest(request=request, minted=prepared.mint.minted, traceparent=traceparent)
         stored = StoredResponse(response=response, input=prepared.input, expires_at=compute_expiry(self._policy))
         await self._background.enqueue(project, stored, await offload.run(codec.encode, queued))
         return BackgroundRun(response, prepared.warnings, lambda: self._background.follow(key, -1))

@@ -14,6 +14,7 @@ from antiphon.server.log import log_http_request
 from antiphon.server.query import NoQuery, read_query
 from antiphon.server.router import Router
 from antiphon.server.routes import make_router
+from antiphon.server.telemetry.startup import make_telemetry
 from antiphon.server.websocket.handler import WebSocketHandler
 from antiphon.server.websocket.socket import UpgradeRequest
 
@@ -44,8 +45,11 @@ class App:
 
             metrics = ServerMetrics(engine)
             self._report = _report_to(metrics)
+        self._telemetry = make_telemetry(engine, settings)
+        spans = None if self._telemetry is None else self._telemetry.spans
+        self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
         self._router = make_router(engine, settings, metrics, requires_key=lambda: self.authenticator.requires_key)
-        self._websockets = WebSocketHandler(engine, settings, self.authenticator)
+        self._websockets = WebSocketHandler(engine, settings, self.authenticator, spans)
         self._upgrades = Router()
         self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
         self.startup_error: Exception | None = None
@@ -68,7 +72,7 @@ class App:
         """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
         self._websockets.start_shutdown()
 
-    async def _serve(self, http_request: HttpRequest, router: Router) -> None:
+    async def _serve_request(self, http_request: HttpRequest, router: Router) -> None:
         try:
             if not self.authenticator.requires_key:
                 await self.authenticator.look_for_keys(http_request.headers)
@@ -124,11 +128,15 @@ class App:
             return
         if self._engine.has_stored_keys:
             self.authenticator.require_keys()
+        if self._telemetry is not None:
+            self._telemetry.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         try:
             await self.authenticator.close()
             await self._engine.close()
+            if self._telemetry is not None:
+                await self._telemetry.close()
         except Exception as error:
             logger.exception("closing the engine failed")
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})

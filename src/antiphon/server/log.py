@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.config import DEFAULT_PROJECT, Settings
+from antiphon.telemetry.current_trace import CurrentTrace
 
 if TYPE_CHECKING:
     from antiphon.server.http import HttpRequest
@@ -132,6 +133,9 @@ class JsonFormatter(logging.Formatter):
             if record.exc_info:
                 fields["exception"] = self.formatException(record.exc_info)
         head = f'{{"time":"{_format_time(record)}","level":"{record.levelname.lower()}","logger":"{record.name}",'
+        ids = None if CurrentTrace.read_ids is None else CurrentTrace.read_ids()
+        if ids is not None:
+            head += f'"trace_id":"{ids[0]}","span_id":"{ids[1]}",'
         return head + msgspec.json.encode(fields)[1:].decode()
 
 

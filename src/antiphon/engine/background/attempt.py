@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -64,11 +64,15 @@ class LeftToOthers(Postponed):
         self.seconds = seconds
 
 
-class QueuedRequest(msgspec.Struct, kw_only=True):
-    """The stored form of a queued request: the prepared request, and the number of ids that its input used."""
+class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The stored form of a queued request: the prepared request, and the number of ids that its input used.
+
+    `traceparent` is the span of the request that was accepted, if there are traces.
+    """
 
     request: CreateRequest
     minted: int
+    traceparent: str = ""
 
 
 class Attempt:
@@ -137,8 +141,19 @@ class Attempt:
         )
         key = RunKey(self._claimed.project, response.id)
         request = self._pipeline.credentials.restore(key, queued.request)
-        await self._run_to_end(request, accepted, response, decompose_events(log.events))
+        with self._trace(queued.traceparent):
+            await self._run_to_end(request, accepted, response, decompose_events(log.events))
         self._pipeline.credentials.forget(key)
+
+    def _trace(self, traceparent: str) -> AbstractContextManager[object]:
+        """Return the span of this attempt, or a context without effect if there are no traces."""
+        telemetry = self._pipeline.telemetry
+        if telemetry is None:
+            return nullcontext()
+        return telemetry.trace_attempt(self._claimed, traceparent, self._get_response)
+
+    def _get_response(self) -> Response | None:
+        return None if self._run is None else self._run.response
 
     async def _run_to_end(
         self, request: CreateRequest, accepted: Accepted, response: Response, replayed: list[Delta]

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
 from antiphon.engine.background.credentials import QueuedCredentials
@@ -36,6 +37,7 @@ from antiphon.engine.serve.hosted.journal import HostedJournal
 from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, Serving
 from antiphon.engine.serve.sealed_reasoning import SealedReasoning
+from antiphon.engine.serve.stage import Stage
 from antiphon.engine.serve.strict_output import StrictOutput
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
 from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
@@ -45,6 +47,9 @@ from antiphon.store.base import Store
 from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import NO_SERVICES, HostedServices
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
+
+if TYPE_CHECKING:
+    from antiphon.engine.telemetry import EngineTelemetry
 
 
 def add_stages(name: str, backend: Backend, sealer: Sealer, grammars: GrammarCheck | None = None) -> Backend:
@@ -104,6 +109,17 @@ class Pipeline:
         self._first_delta = FirstDelta()
         self.credentials = QueuedCredentials()
         self.observer: EngineObserver | None = None
+        self.telemetry: EngineTelemetry | None = None
+
+    def trace(self, telemetry: "EngineTelemetry") -> None:
+        """Record every model call and every call of a hosted tool. Must be called before `start`."""
+        self.telemetry = self._hosted.telemetry = telemetry
+        for name, outermost in self._backends.items():
+            stage = outermost
+            assert isinstance(stage, Stage), "every backend has stages"
+            while isinstance(stage.inner, Stage):
+                stage = stage.inner
+            stage.inner = telemetry.wrap_backend(name, stage.inner)
 
     def follow(self, other: "Pipeline") -> None:
         """Take over the state of the pipeline that this one replaces."""
@@ -180,6 +196,8 @@ class Pipeline:
         Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an
         earlier attempt at the same response has shown. `journal` has the steps of hosted tools that it has finished.
         """
+        if self.telemetry is not None:
+            self.telemetry.set_response_id(prepared.mint.response_id)
         route, turn = prepared.route, prepared.turn
         if prepared.is_hosted:
             return await self._serve_hosted(prepared, first_delta_seconds, replayed, journal)

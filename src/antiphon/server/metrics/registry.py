@@ -13,6 +13,9 @@ OTHER = "other"
 _MAX_VALUE_LENGTH = 128
 
 Labels = tuple[str, ...]
+Series = tuple[Labels, tuple[int, ...], float]
+"""The labels of a histogram's values, the counts of the buckets, and the sum."""
+
 Readings = Iterable[tuple[Labels, float]]
 
 
@@ -54,14 +57,26 @@ class Histogram:
     def __init__(self, metric: Metric, bounds: Sequence[float]) -> None:
         self._metric = metric
         self._bounds = bounds
-        self._series: dict[Labels, _Series] = {} if metric.labels else {(): _Series(len(bounds) + 1)}
+        self._series: dict[Labels, _Values] = {} if metric.labels else {(): _Values(len(bounds) + 1)}
 
     def observe(self, value: float, labels: Labels = ()) -> None:
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = _Series(len(self._bounds) + 1)
+            series = self._series[labels] = _Values(len(self._bounds) + 1)
         series.counts[bisect_left(self._bounds, value)] += 1
         series.sum += value
+
+    @property
+    def metric(self) -> Metric:
+        return self._metric
+
+    @property
+    def bounds(self) -> Sequence[float]:
+        return self._bounds
+
+    def read(self) -> list[Series]:
+        """Return the labels, the counts of the buckets and the sum of each series. Another thread may call this."""
+        return [(labels, tuple(series.counts), series.sum) for labels, series in tuple(self._series.items())]
 
     def write(self) -> Iterable[str]:
         metric = self._metric
@@ -79,7 +94,7 @@ class Histogram:
             yield f"{metric.name}_count{shown} {total}"
 
 
-class _Series:
+class _Values:
     """The counts of the buckets, each without those below it."""
 
     __slots__ = ("counts", "sum")

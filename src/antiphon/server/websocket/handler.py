@@ -11,13 +11,17 @@ from antiphon.server.keepalive import Keepalive
 from antiphon.server.websocket.socket import UpgradeRequest
 
 if TYPE_CHECKING:
+    from antiphon.server.telemetry.spans import RequestSpans
     from antiphon.server.websocket.connection import WebSocketConnection
 
 
 class WebSocketHandler:
-    """Serves WebSocket connections."""
+    """Serves WebSocket connections. With `spans`, each response has one."""
 
-    def __init__(self, engine: Engine, settings: Settings, authenticator: Authenticator) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, authenticator: Authenticator, spans: "RequestSpans | None" = None
+    ) -> None:
+        self._spans = spans
         self._authenticator = authenticator
         self._engine = engine
         self._settings = settings
@@ -34,8 +38,12 @@ class WebSocketHandler:
         from antiphon.server.websocket.state import ConnectionState
 
         limit = self._settings.max_body_bytes
+        state = ConnectionState(
+            self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat
+        )
+        state.spans = self._spans
         connection = WebSocketConnection(
-            ConnectionState(self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat),
+            state,
             check_key=lambda: self._authenticator.check_again(http_request.headers),
             max_bytes=limit,
             max_values=self._settings.max_body_values,

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
 import msgspec
 
@@ -107,7 +107,8 @@ class Lane:
                 while self._queue:
                     queued = self._queue.popleft()
                     try:
-                        await self._serve(queued)
+                        with self._trace():
+                            await self._serve(queued)
                     finally:
                         self._state.release_request(queued.size)
                         self._state.hold_session()
@@ -116,6 +117,11 @@ class Lane:
             if self._keepalive_task is not None:
                 self._keepalive_task.cancel()
             self._on_idle(self)
+
+    def _trace(self) -> AbstractContextManager[object]:
+        """Return the span of a response, or a context without effect if there are no traces."""
+        spans = self._state.spans
+        return nullcontext() if spans is None else spans.trace_message(self._state.upgrade)
 
     async def _serve(self, queued: LaneRequest) -> None:
         steers = await self._state.take_pending_steers(queued.request.previous_response_id)
@@ -190,6 +196,8 @@ class Lane:
     def _log(self, line: AccessLine, size: int) -> None:
         line.ms = round(time.perf_counter() * 1000 - line.ms, 2)
         line.bytes = size
+        if self._state.spans is not None:
+            self._state.spans.record_line(line)
         log_line(line)
 
     async def _use_steers(self, run: Run) -> None:

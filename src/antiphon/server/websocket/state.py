@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
@@ -17,6 +18,9 @@ from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.socket import UpgradeRequest
 from antiphon.server.websocket.steering import QueuedSteer
+
+if TYPE_CHECKING:
+    from antiphon.server.telemetry.spans import RequestSpans
 
 _MAX_ENDED = 64
 # If the budget for bodies is exhausted, a client that has not read for so long loses its connection.
@@ -46,6 +50,7 @@ class ConnectionState:
         "session",
         "session_share",
         "socket",
+        "spans",
         "unsettled",
         "upgrade",
     )
@@ -67,6 +72,7 @@ class ConnectionState:
         self.request_share = self.body_budget.open(self.socket.abort, is_slow=self._is_stalled)
         self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
         self.keepalive = keepalive
+        self.spans: RequestSpans | None = None
         self.session = ConnectionMemory(max_bytes=max_bytes)
         self.ended: dict[str, str] = {}
         self.pending_steers: dict[str, Sequence[QueuedSteer]] = {}

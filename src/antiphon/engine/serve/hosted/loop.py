@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -27,6 +27,9 @@ from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import NO_SERVICES, HostedContext, HostedServices
 from antiphon.tools.hosted.registry import HostedTools
 
+if TYPE_CHECKING:
+    from antiphon.engine.telemetry import EngineTelemetry
+
 
 class HostedLoop:
     """Serves requests with hosted tools. `max_calls` is the maximum number of hosted calls in one response.
@@ -48,6 +51,7 @@ class HostedLoop:
         self._sealer = sealer
         self._max_calls = max_calls
         self.run_locally = run_locally
+        self.telemetry: EngineTelemetry | None = None
 
     def select_types(self, capabilities: Capabilities) -> frozenset[str]:
         """Return the tool types that this server runs itself for a backend."""
@@ -110,6 +114,7 @@ class HostedLoop:
                 budget=CallBudget(limit, f"the limit of {limit} tool calls is reached"),
                 images=capabilities.images,
                 replayed=replayed,
+                telemetry=self.telemetry,
             )
             serving = await run.start()
             sessions = stack.pop_all()

@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -50,6 +51,9 @@ from antiphon.stream.delta_codec import decode_deltas, encode_deltas, join_text
 from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import HostedCall
 
+if TYPE_CHECKING:
+    from antiphon.engine.telemetry import EngineTelemetry
+
 logger = logging.getLogger(__name__)
 
 # A model that goes on calling hosted tools after the last allowed call gets this many rounds with refusals.
@@ -76,6 +80,7 @@ class HostedRun:
         budget: CallBudget,
         images: bool,
         replayed: Sequence[Delta],
+        telemetry: "EngineTelemetry | None" = None,
     ) -> None:
         self._turn = turn
         self._toolset = toolset
@@ -85,6 +90,7 @@ class HostedRun:
         self._budget = budget
         self._images = images
         self._replayed = replayed
+        self._telemetry = telemetry
         self._output = OutputRecord()
         self._context: Items = []
         self._early: list[Delta] = []
@@ -257,6 +263,8 @@ class HostedRun:
             if not each.is_interrupted:
                 await self._journal.append(IntentStep(key=record.key, is_repeatable=call.is_repeatable))
             run = _execute(call, record.arguments)
+            if self._telemetry is not None:
+                run = self._telemetry.trace_hosted_call(run, record)
         emitted = list(opening)
         if opening:
             yield opening

@@ -1,0 +1,114 @@
+"""The traces and metrics of a server process: their parts, their start and their end.
+
+This module imports OpenTelemetry.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+
+from antiphon.agent import tracing
+from antiphon.config import Settings
+from antiphon.engine.engine import Engine
+from antiphon.engine.telemetry import EngineTelemetry
+from antiphon.server.telemetry.metrics import MetricExport, ModelMetrics
+from antiphon.server.telemetry.spans import RequestSpans
+from antiphon.telemetry.conventions import make_tracer, turn_on_current_trace
+from antiphon.telemetry.environment import captures_content
+from antiphon.telemetry.export import find_provider, make_exporters, make_resource
+
+logger = logging.getLogger(__name__)
+
+# Interval between two log lines of one exporter.
+_LOG_SECONDS = 60.0
+
+# The last spans and metrics are exported within this time, or lost: a collector that is down must not delay the end.
+CLOSE_SECONDS = 5.0
+
+# The values of `gen_ai.provider.name`. The conventions name the API, not the vendor of the model.
+_PROVIDERS = {"responses": "openai", "chat_completions": "openai", "anthropic_messages": "anthropic"}
+
+
+class ServerTelemetry:
+    """The traces and metrics of a server. `spans` is None without traces.
+
+    Exporters run in threads of their own. If they are too slow, or the collector is down, spans are dropped.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, *, traces: bool, metrics: bool) -> None:
+        # Exporters first: an error leaves the engine without telemetry.
+        exporters = make_exporters("metrics") if metrics else []
+        self._provider = find_provider(shutdown_on_exit=False) if traces else None
+        self._export: MetricExport | None = None
+        _limit_log()
+        model_metrics = None
+        if exporters:
+            model_metrics = ModelMetrics()
+            self._export = MetricExport(model_metrics, exporters, make_resource())
+        captures = captures_content()
+        tracer = None if self._provider is None else make_tracer(self._provider)
+        self.spans = None if tracer is None else RequestSpans(tracer)
+        kinds = {name: backend.kind for name, backend in settings.backends.items()}
+        providers = {name: _PROVIDERS.get(kind, f"antiphon.{kind}") for name, kind in kinds.items()}
+        engine.trace(EngineTelemetry(tracer, model_metrics, providers=providers, captures_content=captures))
+        if self._provider is not None:
+            turn_on_current_trace()
+            if not tracing.is_decided():  # agent runs on this server
+                tracing.instrument(self._provider, capture_content=captures)
+
+    def start(self) -> None:
+        if self._export is not None:
+            self._export.start()
+
+    async def close(self) -> None:
+        """Export the last spans and metrics."""
+        loop = asyncio.get_running_loop()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            try:
+                self._close_exporters()
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, name="antiphon-telemetry-close", daemon=True).start()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await closed.wait()
+        except TimeoutError:
+            logger.warning("the last spans or metrics could not be exported within %g seconds", CLOSE_SECONDS)
+
+    def _close_exporters(self) -> None:
+        try:
+            if self._export is not None:
+                self._export.close()
+        finally:
+            shutdown = getattr(self._provider, "shutdown", None)
+            if shutdown is not None:
+                shutdown()
+
+
+class _LogLimit(logging.Filter):
+    """Passes one record in a minute. A collector that is down would otherwise fill the log with retries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_at = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + _LOG_SECONDS
+        return True
+
+
+def _limit_log() -> None:
+    for signal in ("trace", "metric"):
+        exporter = logging.getLogger(f"opentelemetry.exporter.otlp.proto.http.{signal}_exporter")
+        if not any(isinstance(each, _LogLimit) for each in exporter.filters):
+            exporter.addFilter(_LogLimit())
