@@ -9,7 +9,7 @@ This module imports OpenTelemetry. The server imports it only if traces or metri
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 _TOOL_CALLS = (deltas.ToolCall, deltas.CustomToolCall)
+_BACKENDS = "antiphon.backends."
+_PROVIDERS = {"responses": "openai", "chat_completions": "openai", "anthropic_messages": "anthropic"}
 _DATA_STORES = frozenset({"file_search"})
 
 _response_id: ContextVar[str] = ContextVar("response_id", default="")
@@ -76,27 +78,22 @@ class ModelCallMetrics(Protocol):
 
 
 class EngineTelemetry:
-    """The traces and metrics of one engine. Without a `tracer` there are no spans, without `metrics` no metrics.
-
-    `providers` are the values of `gen_ai.provider.name` by the name of the backend.
-    """
+    """The traces and metrics of one engine. Without a `tracer` there are no spans, without `metrics` no metrics."""
 
     def __init__(
         self,
         tracer: trace.Tracer | None,
         metrics: ModelCallMetrics | None = None,
         *,
-        providers: Mapping[str, str],
         captures_content: bool = False,
     ) -> None:
         self.tracer = tracer
         self.metrics = metrics
         self.captures_content = captures_content and tracer is not None
-        self._providers = providers
 
     def wrap_backend(self, name: str, backend: Backend) -> "TracedBackend":
         """Return the backend with a record of each model call."""
-        return TracedBackend(backend, self, self._providers.get(name, name))
+        return TracedBackend(backend, self, find_provider_name(name, backend))
 
     def set_response_id(self, response_id: str) -> None:
         """Set the id of the response that the current task works on, for the spans of its model calls."""
@@ -189,6 +186,15 @@ class EngineTelemetry:
                     span.set_attribute("error.type", response.error.code)
                     span.set_status(StatusCode.ERROR, response.error.message)
             span.end()
+
+
+def find_provider_name(name: str, backend: Backend) -> str:
+    """Return the value of `gen_ai.provider.name`. The conventions name the API, not the vendor of the model."""
+    module = type(backend).__module__
+    if not module.startswith(_BACKENDS):  # of another package
+        return name
+    kind = module.removeprefix(_BACKENDS).partition(".")[0]
+    return _PROVIDERS.get(kind, f"antiphon.{kind}")
 
 
 class TracedBackend(Stage):

@@ -45,7 +45,7 @@ class App:
 
             metrics = ServerMetrics(engine)
             self._report = _report_to(metrics)
-        self._telemetry = make_telemetry(engine, settings)
+        self._telemetry = make_telemetry(engine)
         spans = None if self._telemetry is None else self._telemetry.spans
         self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
         self._router = make_router(engine, settings, metrics, requires_key=lambda: self.authenticator.requires_key)

@@ -54,7 +54,7 @@ def test_model_calls_are_exported_as_metrics(
     server.stop()
     labels = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "scripted",
+        "gen_ai.provider.name": "antiphon.scripted",
         "gen_ai.request.model": "scripted",
         "gen_ai.response.model": "scripted",
     }

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon import Agent
 from antiphon.backends.chat_completions.backend import create as create_chat
+from antiphon.config import BackendSettings
 from antiphon.server.log import JsonFormatter
 from antiphon.telemetry.environment import CONTENT_VARIABLE
 from antiphon.tools.hosted.registry import HostedTools
@@ -80,7 +82,7 @@ def test_request_continues_the_trace_of_its_client(receiver: OtlpReceiver, start
     }
     assert receiver.find("chat scripted").attributes == {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "scripted",
+        "gen_ai.provider.name": "antiphon.scripted",
         "gen_ai.request.model": "scripted",
         "gen_ai.request.temperature": 0.5,
         "gen_ai.request.max_tokens": 99,
@@ -118,7 +120,12 @@ def test_agent_server_and_upstream_are_one_tree(receiver: OtlpReceiver, start: S
     ]
     inner = receiver.find("chat far")
     assert request.headers["traceparent"].startswith(f"00-{inner.trace_id}-{inner.span_id}-")
-    expected = {"server.address": "127.0.0.1", "gen_ai.response.model": "far-2", "gen_ai.usage.input_tokens": 7}
+    expected = {
+        "gen_ai.provider.name": "openai",
+        "server.address": "127.0.0.1",
+        "gen_ai.response.model": "far-2",
+        "gen_ai.usage.input_tokens": 7,
+    }
     assert expected.items() <= inner.attributes.items()
 
 
@@ -281,3 +288,14 @@ def test_json_log_names_the_trace(receiver: OtlpReceiver, start: Serve, caplog: 
     traced, untraced = lines
     assert (traced["trace_id"], traced["span_id"]) == (TRACE_ID, span.span_id)
     assert "trace_id" not in untraced
+
+
+def test_backend_of_new_settings_is_traced_too(receiver: OtlpReceiver, start: Serve) -> None:
+    server = start()
+    script = {"models": ["other"]}
+    backends = {"new": BackendSettings(kind="scripted", options={"script": script})}
+    settings = msgspec.structs.replace(server.server.settings, backends=backends)
+    server.wait_for(lambda: server.server.apply_settings(settings))
+    assert server.ask("POST", "/v1/responses", {"model": "other", "input": "hi"}).status == 200
+    server.stop()
+    assert receiver.list_parents() == [(SERVER, ""), ("chat other", SERVER)]

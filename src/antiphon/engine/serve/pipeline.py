@@ -112,7 +112,7 @@ class Pipeline:
         self.telemetry: EngineTelemetry | None = None
 
     def trace(self, telemetry: "EngineTelemetry") -> None:
-        """Record every model call and every call of a hosted tool. Must be called before `start`."""
+        """Record every model call and every call of a hosted tool."""
         self.telemetry = self._hosted.telemetry = telemetry
         for name, outermost in self._backends.items():
             stage = outermost
@@ -125,6 +125,8 @@ class Pipeline:
         """Take over the state of the pipeline that this one replaces."""
         self.credentials = other.credentials
         self.observer = other.observer
+        if other.telemetry is not None:
+            self.trace(other.telemetry)
 
     async def start(self, *, after: "Pipeline | None" = None) -> None:
         """Start all backends. If one fails, close those that have started.

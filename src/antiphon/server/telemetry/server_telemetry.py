@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 
 from antiphon.agent import tracing
-from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.telemetry import EngineTelemetry
 from antiphon.server.telemetry.metrics import MetricExport, ModelMetrics
@@ -28,9 +27,6 @@ _LOG_SECONDS = 60.0
 # The last spans and metrics are exported within this time, or lost: a collector that is down must not delay the end.
 CLOSE_SECONDS = 5.0
 
-# The values of `gen_ai.provider.name`. The conventions name the API, not the vendor of the model.
-_PROVIDERS = {"responses": "openai", "chat_completions": "openai", "anthropic_messages": "anthropic"}
-
 
 class ServerTelemetry:
     """The traces and metrics of a server. `spans` is None without traces.
@@ -38,7 +34,7 @@ class ServerTelemetry:
     Exporters run in threads of their own. If they are too slow, or the collector is down, spans are dropped.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, *, traces: bool, metrics: bool) -> None:
+    def __init__(self, engine: Engine, *, traces: bool, metrics: bool) -> None:
         # Exporters first: an error leaves the engine without telemetry.
         exporters = make_exporters("metrics") if metrics else []
         self._provider = find_provider(shutdown_on_exit=False) if traces else None
@@ -51,9 +47,7 @@ class ServerTelemetry:
         captures = captures_content()
         tracer = None if self._provider is None else make_tracer(self._provider)
         self.spans = None if tracer is None else RequestSpans(tracer)
-        kinds = {name: backend.kind for name, backend in settings.backends.items()}
-        providers = {name: _PROVIDERS.get(kind, f"antiphon.{kind}") for name, kind in kinds.items()}
-        engine.trace(EngineTelemetry(tracer, model_metrics, providers=providers, captures_content=captures))
+        engine.trace(EngineTelemetry(tracer, model_metrics, captures_content=captures))
         if self._provider is not None:
             turn_on_current_trace()
             if not tracing.is_decided():  # agent runs on this server

@@ -3,7 +3,6 @@
 import logging
 from typing import TYPE_CHECKING
 
-from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError
 from antiphon.telemetry.environment import MISSING, is_exporter_configured
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def make_telemetry(engine: Engine, settings: Settings) -> "ServerTelemetry | None":
+def make_telemetry(engine: Engine) -> "ServerTelemetry | None":
     """Return the traces and metrics that the environment turns on, or None if there are none.
 
     A server without the package, or with an unknown exporter, starts without them and logs a warning.
@@ -25,7 +24,7 @@ def make_telemetry(engine: Engine, settings: Settings) -> "ServerTelemetry | Non
     try:
         from antiphon.server.telemetry.server_telemetry import ServerTelemetry
 
-        return ServerTelemetry(engine, settings, traces=traces, metrics=metrics)
+        return ServerTelemetry(engine, traces=traces, metrics=metrics)
     except ImportError:
         logger.warning("the OTEL_* variables have no effect: %s", MISSING)
     except ConfigError as error:
