@@ -35,6 +35,7 @@ from antiphon.tool_settings import (
     CodeInterpreterSettings,
     ImageGenerationSettings,
     McpServerSettings,
+    ProgramSettings,
     WebSearchSettings,
 )
 
@@ -199,6 +200,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     files: FileLimits = FileLimits()
     embeddings: EmbeddingSettings | None = None
     code_interpreter: CodeInterpreterSettings = CodeInterpreterSettings()
+    programs: ProgramSettings = ProgramSettings()
     compat: Dialect = "openai"
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
@@ -250,6 +252,7 @@ _TABLES: dict[str, type[Struct]] = {
     "files": FileLimits,
     "grammars": GrammarLimits,
     "image_generation": ImageGenerationSettings,
+    "programs": ProgramSettings,
     "web_search": WebSearchSettings,
 }
 _IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models", "mcp_servers", *_TABLES}

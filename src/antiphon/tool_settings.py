@@ -76,6 +76,22 @@ class ImageGenerationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_
         return f"ImageGenerationSettings(base_url={self.base_url!r}, model={self.model!r})"
 
 
+class ProgramSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[programs]`: the limits of the programs of programmatic_tool_calling.
+
+    `seconds` is the time in which a program itself runs, without its calls. `memory_bytes` is its heap.
+    """
+
+    enabled: bool = True
+    seconds: Annotated[float, Meta(gt=0, le=3600)] = 10
+    memory_bytes: Annotated[int, Meta(ge=16 * 1024 * 1024)] = 128 * 1024 * 1024
+    output_chars: Annotated[int, Meta(ge=1, le=10 * 1024 * 1024)] = 256 * 1024
+    calls: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    processes: Annotated[int, Meta(ge=1)] = 8
+    queued: Annotated[int, Meta(ge=1)] = 64
+    queue_seconds: Annotated[float, Meta(gt=0, le=86400)] = 300
+
+
 class CodeInterpreterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[code_interpreter]`: the sandbox, and the limits of code, containers and programs."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.serve.hosted.rounds import UNKNOWN_OUTCOME
+from antiphon.engine.serve.hosted.call_runner import UNKNOWN_OUTCOME
 from antiphon.protocol.response import FINAL_STATUSES
 from support.code_sandbox import CACHE, TOOL, call_code, require_sandbox
 from support.crashing_server import KillableServer, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.serve.hosted.rounds import UNKNOWN_OUTCOME
+from antiphon.engine.serve.hosted.call_runner import UNKNOWN_OUTCOME
 from antiphon.protocol import codec
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.stream.fold import fold

@@ -53,6 +53,8 @@ _PREFIXES = {
     "shell_call": "sh",
     "local_shell_call": "lsh",
     "apply_patch_call": "apc",
+    "mcp_approval_request": "mcpr",
+    "program_output": "cmo",
     "computer_call": "cu",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
@@ -301,6 +303,7 @@ class Composer:
             call_id=self._reserve_call_id(given or _make_call_id(item_id)),
             name=delta.name,
             namespace=delta.namespace,
+            caller=delta.caller,
         )
         self._output.append(draft)
         composed += draft.announce()

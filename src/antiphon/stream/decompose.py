@@ -94,9 +94,9 @@ def _decompose_annotation(event: events.OutputTextAnnotationAdded) -> Sequence[D
 def _decompose_added(event: events.OutputItemAdded) -> Sequence[Delta]:
     match event.item:
         case items.FunctionCall() as call:
-            return [deltas.ToolCall(_make_key(event), "", call.name, call.call_id, call.namespace)]
+            return [deltas.ToolCall(_make_key(event), "", call.name, call.call_id, call.namespace, call.caller)]
         case items.CustomToolCall() as call:
-            return [deltas.CustomToolCall(_make_key(event), "", call.name, call.call_id, call.namespace)]
+            return [deltas.CustomToolCall(_make_key(event), "", call.name, call.call_id, call.namespace, call.caller)]
         case items.Reasoning(status=status):
             return [_OPEN_REASONING] if status is not None else [deltas.NoStatus(), _OPEN_REASONING]
         case items.Message(phase=phase) if phase is not None:

@@ -16,6 +16,7 @@ import msgspec
 from antiphon.protocol import items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.items import OutputItem
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
 
@@ -72,7 +73,7 @@ class ToolCall(_Delta):
 
     `key` identifies the call within the turn, for example by the upstream's index, so that calls may be interleaved.
     `name` is set once, best in the first delta of a key: the call is announced only then. `arguments` are appended.
-    Without a `call_id` the composer creates one.
+    Without a `call_id` the composer creates one. `caller` is the program that makes the call, if it is not the model.
     """
 
     key: int | str
@@ -80,6 +81,7 @@ class ToolCall(_Delta):
     name: str = ""
     call_id: str | None = None
     namespace: str | None = None
+    caller: JsonObject | None = None
 
 
 class CustomToolCall(_Delta):
@@ -90,6 +92,7 @@ class CustomToolCall(_Delta):
     name: str = ""
     call_id: str | None = None
     namespace: str | None = None
+    caller: JsonObject | None = None
 
 
 class WholeItem(_Delta):

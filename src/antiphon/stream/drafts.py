@@ -15,7 +15,7 @@ from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
-from antiphon.protocol.json_text import read_json
+from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
@@ -265,17 +265,26 @@ class ReasoningDraft(Draft):
 
 
 class CallDraft(Draft):
-    """A function call in progress."""
+    """A function call in progress. A call that a program makes keeps the status `in_progress`, as OpenAI sends it."""
 
     prefix = "fc"
 
     def __init__(
-        self, item_id: str, output_index: int, numbers: Iterator[int], *, call_id: str, name: str, namespace: str | None
+        self,
+        item_id: str,
+        output_index: int,
+        numbers: Iterator[int],
+        *,
+        call_id: str,
+        name: str,
+        namespace: str | None,
+        caller: JsonObject | None = None,
     ) -> None:
         super().__init__(item_id, output_index, numbers)
         self._call_id = call_id
         self._name = name
         self._namespace = namespace
+        self._caller = caller
         self._fragments = _Pieces()
 
     def announce(self) -> list[Event]:
@@ -297,7 +306,7 @@ class CallDraft(Draft):
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
         text = self._fragments.join()
-        item = self._item(text, ending)
+        item = self._item(text, ending if self._caller is None or ending == "incomplete" else "in_progress")
         return [self._complete(text), self._done(item)], item
 
     def take_size(self) -> int:
@@ -310,7 +319,9 @@ class CallDraft(Draft):
         return events.FunctionCallArgumentsDone(next(self._numbers), self.id, self.output_index, text, self._name)
 
     def _item(self, text: str, status: Literal["in_progress", "completed", "incomplete"]) -> items.OutputItem:
-        return items.FunctionCall(self._call_id, self._name, text, self.id, status, self._namespace)
+        return items.FunctionCall(
+            self._call_id, self._name, text, self.id, status, self._namespace, caller=self._caller
+        )
 
 
 class CustomCallDraft(CallDraft):
@@ -328,7 +339,9 @@ class CustomCallDraft(CallDraft):
         return events.CustomToolCallInputDone(next(self._numbers), self.id, self.output_index, text)
 
     def _item(self, text: str, status: Literal["in_progress", "completed", "incomplete"]) -> items.OutputItem:
-        return items.CustomToolCall(self._call_id, self._name, text, self.id, status, self._namespace)
+        return items.CustomToolCall(
+            self._call_id, self._name, text, self.id, status, self._namespace, caller=self._caller
+        )
 
 
 def compose_command_events(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:

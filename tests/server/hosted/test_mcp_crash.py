@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from antiphon.engine.serve.hosted.rounds import UNKNOWN_OUTCOME
+from antiphon.engine.serve.hosted.call_runner import UNKNOWN_OUTCOME
 from antiphon.protocol.response import FINAL_STATUSES
 from support.crashing_server import KillableServer, wait_until
 from support.mcp_wire_server import WireServer, serve_mcp

@@ -33,7 +33,17 @@ Tools = list[Tool | Unknown]
 
 _NAMED_TYPES = (FunctionTool, CustomTool)
 # Tool types of which a request can have only one, as they have no names.
-_UNNAMED_TYPES = frozenset({"tool_search", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview"})
+_UNNAMED_TYPES = frozenset(
+    {
+        "tool_search",
+        "local_shell",
+        "shell",
+        "apply_patch",
+        "computer",
+        "computer_use_preview",
+        "programmatic_tool_calling",
+    }
+)
 # Other names of tool types in `tool_choice`.
 _TYPE_ALIASES = {
     "computer_use": "computer",

@@ -30,7 +30,7 @@ class FakeContainers:
 
 async def run(containers: FakeContainers, arguments: str = ARGUMENTS) -> tuple[list[str], Any]:
     """Return the names of the events, and the final item."""
-    session = CodeSession(containers, "p", "cntr_1", None, files=(), is_callable=True)  # type: ignore[arg-type]
+    session = CodeSession(containers, "p", "cntr_1", None, files=())  # type: ignore[arg-type]
     deltas = [delta async for batch in CodeCall(session, "k").run(arguments) for delta in batch]
     assert isinstance(deltas[0], OpenItem)
     assert isinstance(deltas[-1], CloseItem)
@@ -86,7 +86,7 @@ async def test_error_of_the_server_fails_the_call() -> None:
 
 
 def test_written_code_is_not_sent_again() -> None:
-    session = CodeSession(FakeContainers(ServerError("")), "p", "cntr_1", None, files=(), is_callable=True)  # type: ignore[arg-type]
+    session = CodeSession(FakeContainers(ServerError("")), "p", "cntr_1", None, files=())  # type: ignore[arg-type]
     call = CodeCall(session, "k")
     batches = [call.write(piece) for piece in ('{"code"', ': "1 +', ' 1"', "}")]
     assert [[type(delta).__name__ for delta in batch] for batch in batches] == [
@@ -95,11 +95,6 @@ def test_written_code_is_not_sent_again() -> None:
         ["ItemPassthrough"],
         [],
     ]
-
-
-def test_tool_for_programs_only_has_no_function() -> None:
-    session = CodeSession(FakeContainers(ServerError("")), "p", "cntr_1", None, files=(), is_callable=False)  # type: ignore[arg-type]
-    assert session.functions == ()
 
 
 def test_container_id_is_the_same_for_all_attempts() -> None:

@@ -24,6 +24,7 @@ _KEYED_TYPES = (
     deltas.ItemPassthrough,
     deltas.CloseItem,
 )
+_FOR_PROGRAMS = "The call was not carried out: only a program can call this tool (programmatic_tool_calling)."
 # Deltas that may come between two pieces of one message.
 _BETWEEN_TEXT = (deltas.Annotate, deltas.TokenUsage, deltas.Served, deltas.Passthrough, deltas.Amend)
 
@@ -159,6 +160,10 @@ class AnswerReader:
             return []
         del self._unnamed[delta.key]
         found = self._toolset.find(delta.name, delta.namespace)
+        if found is None and self._toolset.is_for_programs(delta.name):
+            call = self._hosted[delta.key] = self._refuse(delta.name, _FOR_PROGRAMS)
+            call.record.call_id = delta.call_id
+            return self._write(call, "".join(each.arguments for each in held))
         if found is None:
             self._forwarded[delta.key] = None
             self.awaits_client = True
@@ -173,6 +178,12 @@ class AnswerReader:
         refusal = self._budget.take()
         record = CallRecord(key=key, name=function, arguments="", refusal=refusal)
         call = AnswerCall(record, None if refusal is not None else session.begin(name, key))
+        self.calls.append(call)
+        return call
+
+    def _refuse(self, function: str, reason: str) -> AnswerCall:
+        record = CallRecord(key=f"hosted_{self._number}_{len(self.calls)}", name=function, arguments="", refusal=reason)
+        call = AnswerCall(record, None)
         self.calls.append(call)
         return call
 

@@ -21,7 +21,8 @@ from antiphon.stream.deltas import Delta
 class CallRecord(msgspec.Struct, kw_only=True):
     """A call of a hosted function that the model made. `is_open`: deltas of its item are part of the answer.
 
-    A call with a `refusal` is not run: the model gets this text instead of a result.
+    A call with a `refusal` is not run: the model gets this text instead of a result. `parent` is the key of the program
+    that makes the call, if it is not the model.
     """
 
     key: str
@@ -30,6 +31,7 @@ class CallRecord(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     is_open: bool = False
     refusal: str | None = None
+    parent: str | None = None
 
 
 class IntroductionStep(msgspec.Struct, kw_only=True, tag_field="kind", tag="introduction"):
@@ -56,14 +58,16 @@ class IntentStep(msgspec.Struct, kw_only=True, tag_field="kind", tag="intent"):
 
     key: str
     is_repeatable: bool
+    parent: str | None = None
 
 
 class OutcomeStep(msgspec.Struct, kw_only=True, tag_field="kind", tag="outcome"):
-    """The rest of a call's deltas, up to the end of its item."""
+    """The rest of a call's deltas, up to the end of its item. A program sends those of its calls again itself."""
 
     key: str
     deltas: list[EncodedDelta]
     needs_client: bool = False
+    parent: str | None = None
 
 
 Step = IntroductionStep | AnswerStep | IntentStep | OutcomeStep
@@ -124,5 +128,14 @@ class StepJournal:
 
 
 def list_deltas(steps: Sequence[Step]) -> list[Delta]:
-    """Return all deltas of the steps, in order."""
-    return [delta for step in steps if not isinstance(step, IntentStep) for delta in decode_deltas(step.deltas)]
+    """Return all deltas of the steps, in order. The step of a program has the deltas of its calls."""
+    return [delta for step in steps if not is_nested(step) for delta in _decode_step(step)]
+
+
+def is_nested(step: Step) -> bool:
+    """Return True if the step belongs to a call of a program."""
+    return isinstance(step, IntentStep | OutcomeStep) and step.parent is not None
+
+
+def _decode_step(step: Step) -> list[Delta]:
+    return [] if isinstance(step, IntentStep) else decode_deltas(step.deltas)

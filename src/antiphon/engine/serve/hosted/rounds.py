@@ -22,6 +22,7 @@ from antiphon.backends.base import Turn
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import expand_compactions
 from antiphon.engine.serve.hosted.answer import AnswerCall, AnswerReader, CallBudget
+from antiphon.engine.serve.hosted.call_runner import CallRunner
 from antiphon.engine.serve.hosted.journal import (
     AnswerStep,
     CallRecord,
@@ -30,8 +31,10 @@ from antiphon.engine.serve.hosted.journal import (
     IntroductionStep,
     OutcomeStep,
     Step,
+    is_nested,
     list_deltas,
 )
+from antiphon.engine.serve.hosted.programs import Programs, order_calls
 from antiphon.engine.serve.hosted.toolset import HostedToolset
 from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.tool_emulation.translate_history import (
@@ -40,7 +43,7 @@ from antiphon.engine.serve.tool_emulation.translate_history import (
     has_hosted_items,
     translate_hosted_items,
 )
-from antiphon.errors import AntiphonError, ServerError
+from antiphon.errors import ServerError
 from antiphon.protocol.events import OutputItemAdded
 from antiphon.protocol.items import Compaction, FunctionCall, FunctionCallOutput
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
@@ -50,6 +53,7 @@ from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import decode_deltas, encode_deltas, join_text
 from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import HostedCall
+from antiphon.tools.hosted.program.tool import ProgramSession
 
 if TYPE_CHECKING:
     from antiphon.engine.telemetry import EngineTelemetry
@@ -58,10 +62,6 @@ logger = logging.getLogger(__name__)
 
 # A model that goes on calling hosted tools after the last allowed call gets this many rounds with refusals.
 MAX_REFUSED_ROUNDS = 2
-UNEXPECTED = "The tool failed unexpectedly. See the server's log."
-UNKNOWN_OUTCOME = (
-    "The server was interrupted while this call was running. Its outcome is unknown, and it was not repeated."
-)
 
 StartModel = Callable[[Turn, Sequence[Delta]], Awaitable[Serving]]
 
@@ -90,7 +90,6 @@ class HostedRun:
         self._budget = budget
         self._images = images
         self._replayed = replayed
-        self._telemetry = telemetry
         self._output = OutputRecord()
         self._context: Items = []
         self._early: list[Delta] = []
@@ -102,9 +101,14 @@ class HostedRun:
         self._started: Serving | None = None
         self._served: deltas.Served | None = None
         self._has_run_pending = False
+        self._runner = CallRunner(journal, replayed, telemetry)
+        self._programs = Programs(turn, toolset, self._runner, budget)
+        # A program reads the results of approved calls.
+        sessions = [opened.session for opened in toolset]
+        sessions.sort(key=lambda session: isinstance(session, ProgramSession))
         self._pending = [
             (f"hosted_pending_{index}", call)
-            for index, call in enumerate(call for opened in toolset for call in opened.session.pending)
+            for index, call in enumerate(call for session in sessions for call in session.pending)
         ]
         self._filters_text = not _wants_json(turn.request)
         self._citations = itertools.count(1)
@@ -237,12 +241,12 @@ class HostedRun:
     # Hosted calls
 
     async def _run_calls(self, calls: Sequence[AnswerCall]) -> AsyncGenerator[Sequence[Delta], None]:
-        for each in calls:
+        for each in order_calls(calls):
             call = each.call
             if call is None:
                 continue
             emitted: list[Delta] = []
-            async with aclosing(self._run_call(each, call)) as batches:
+            async with aclosing(self._runner.run(each, call)) as batches:
                 async for batch in batches:
                     emitted += batch
                     yield batch
@@ -252,67 +256,13 @@ class HostedRun:
                 self._budget.give_back()
         self._context += [item for each in calls for item in _make_refusal(each.record)]
 
-    async def _run_call(self, each: AnswerCall, call: HostedCall) -> AsyncGenerator[Sequence[Delta], None]:
-        """Run a call. Its outcome is stored before the end of its item is sent."""
-        record = each.record
-        opening: Sequence[Delta] = ()
-        if each.is_interrupted and not each.is_repeatable:
-            run = self._end_interrupted(each, call)
-        else:
-            opening = () if each.has_written else call.write(record.arguments)
-            if not each.is_interrupted:
-                await self._journal.append(IntentStep(key=record.key, is_repeatable=call.is_repeatable))
-            run = _execute(call, record.arguments)
-            if self._telemetry is not None:
-                run = self._telemetry.trace_hosted_call(run, record)
-        emitted = list(opening)
-        if opening:
-            yield opening
-        last: list[Delta] = []
-        async with aclosing(run) as batches:
-            async for batch in batches:
-                emitted += batch
-                if last or _closes(batch):
-                    last += batch
-                else:
-                    yield batch
-        if not _closes(last):
-            logger.error("the hosted tool of '%s' did not close its item", record.name)
-            last += call.fail(UNEXPECTED)
-            emitted += last
-        await self._journal.append(
-            OutcomeStep(key=record.key, deltas=encode_deltas(emitted), needs_client=call.needs_client)
-        )
-        yield last
-
-    async def _end_interrupted(self, each: AnswerCall, call: HostedCall) -> AsyncGenerator[Sequence[Delta], None]:
-        """End a call whose outcome is unknown, after the events of its item that readers have seen."""
-        ending = [*(() if each.has_written else call.write(each.record.arguments)), *call.fail(UNKNOWN_OUTCOME)]
-        shown = self._list_shown_events(each.record.key)
-        opened = [delta for delta in ending if isinstance(delta, deltas.OpenItem)]
-        own = [delta for delta in ending if isinstance(delta, deltas.ItemPassthrough)]
-        rest = [delta for delta in ending if not isinstance(delta, deltas.OpenItem | deltas.ItemPassthrough)]
-        yield [*opened, *(shown or own), *rest]
-
-    def _list_shown_events(self, key: str) -> list[Delta]:
-        """Return the events of the open item that were sent by an earlier attempt and are not in the journal."""
-        start = None
-        for index, delta in enumerate(self._replayed):
-            if isinstance(delta, deltas.OpenItem):
-                start = index
-            elif isinstance(delta, deltas.CloseItem):
-                start = None
-        if start is None:
-            return []
-        events = [delta.event for delta in self._replayed[start:] if isinstance(delta, deltas.Passthrough)]
-        known = sum(1 for delta in self._early if isinstance(delta, deltas.ItemPassthrough) and delta.key == key)
-        return [deltas.ItemPassthrough(event, key) for event in events[known:]]
-
     # Context
 
     def _add_to_context(self, emitted: Sequence[Delta]) -> None:
         """Add the items of these deltas to the context of the next model call."""
-        self._context += self._translate(self._output.add(emitted))
+        items = self._output.add(emitted)
+        self._programs.observe(items)
+        self._context += self._translate(self._programs.select_context(items))
 
     def _translate(self, items: Items) -> Items:
         for opened in self._toolset:
@@ -324,17 +274,22 @@ class HostedRun:
             calls=self._output.calls,
             images=self._images,
             citations=self._citations,
+            resumed=self._programs.resumed_id,
         )
 
     # Continuation after a crash
 
     def _resume(self, steps: Sequence[Step]) -> None:
         """Restore the state after the finished steps of an earlier attempt."""
-        self._early = list_deltas(steps)
+        self._early = self._runner.early = list_deltas(steps)
         calls: Mapping[str, CallRecord] = {}
         begun: dict[str, bool] = {}
         ended: set[str] = set()
         for step in steps:
+            if is_nested(step):
+                assert isinstance(step, IntentStep | OutcomeStep)
+                self._programs.restore(step)
+                continue
             if isinstance(step, IntentStep):
                 begun[step.key] = step.is_repeatable
                 continue
@@ -418,26 +373,9 @@ class OutputRecord:
         return new
 
 
-async def _execute(call: HostedCall, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-    """Run a call. An error of the tool ends the call as failed."""
-    try:
-        async with aclosing(call.run(arguments)) as batches:
-            async for batch in batches:
-                yield batch
-    except AntiphonError as error:
-        yield call.fail(error.message)
-    except Exception:
-        logger.exception("a hosted tool failed")
-        yield call.fail(UNEXPECTED)
-
-
 async def _nothing() -> AsyncGenerator[Sequence[Delta], None]:
     return
     yield
-
-
-def _closes(batch: Sequence[Delta]) -> bool:
-    return any(isinstance(delta, deltas.CloseItem | deltas.WholeItem) for delta in batch)
 
 
 def _make_refusal(record: CallRecord) -> Items:

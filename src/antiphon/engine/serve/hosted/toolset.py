@@ -6,11 +6,12 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from antiphon.engine.serve.tool_emulation.catalog import ToolKey, ToolNames
-from antiphon.protocol.hosted import McpCall
+from antiphon.protocol.hosted import McpCall, Program
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
+    Caller,
     CustomTool,
     FunctionChoice,
     FunctionTool,
@@ -25,6 +26,8 @@ from antiphon.tools.hosted.base import HostedFunction, HostedSession, HostedTool
 
 # Choices that name a client's tool, or none.
 _CLIENT_CHOICES = frozenset({"function", "custom", "allowed_tools"})
+# Items whose type is not that of their tool.
+_KINDS: dict[type, str] = {Program: "programmatic_tool_calling"}
 
 
 class OpenSession(NamedTuple):
@@ -40,7 +43,9 @@ class HostedToolset:
 
     def __init__(self, request: CreateRequest, client_tools: Sequence[Tool | Unknown]) -> None:
         self._request = request
-        self._client_tools = list(client_tools)
+        self.client_tools = list(client_tools)
+        self._nested_only = {name for tool in client_tools for name in _list_nested_only(tool)}
+        self._shown_tools = [shown for tool in client_tools if (shown := _hide_nested_only(tool)) is not None]
         self._sessions: list[OpenSession] = []
         self._names = ToolNames()
         self._taken = {name for tool in client_tools for name in _list_names(tool)}
@@ -61,6 +66,20 @@ class HostedToolset:
         """Return the session and its own name of a function that the model calls."""
         return self._by_name.get(name) if namespace is None else self._by_namespace.get((namespace, name))
 
+    def is_for_programs(self, name: str) -> bool:
+        """Return True if only programs may call the function."""
+        return name in self._nested_only
+
+    def list_callable_functions(self) -> list[tuple[str, OpenSession, HostedFunction]]:
+        """Return the hosted functions that programs can call, with their names."""
+        return [
+            (self._assigned[index, function.name], opened, function)
+            for index, opened in enumerate(self._sessions)
+            if allows_caller(opened.entry, "programmatic")
+            for function in opened.session.functions
+            if (index, function.name) in self._assigned
+        ]
+
     def get_function_name(self, name: str, namespace: str | None) -> str:
         """Return the name of a function in the context of the next model call."""
         return name if namespace is None else self._names.get_or_assign(ToolKey("named", namespace, name))
@@ -70,7 +89,7 @@ class HostedToolset:
         self.assign_names()
         request = copy(self._request)
         functions = [tool for opened in self._sessions for tool in self._list_functions(opened)]
-        request.tools = [*self._client_tools, *functions] or None
+        request.tools = [*self._shown_tools, *functions] or None
         request.tool_choice = self._translate_choice(is_first=is_first) if request.tools else None
         request.max_output_tokens = max_tokens
         texts = [request.instructions, *(opened.session.instructions for opened in self._sessions)]
@@ -86,7 +105,7 @@ class HostedToolset:
                         ToolKey("named", None, item.name)
                     )
             return self._names.get_or_assign(ToolKey("named", None, item.name))
-        kind = item.type.removesuffix("_call")
+        kind = _KINDS.get(type(item)) or item.type.removesuffix("_call")
         for index, opened in enumerate(self._sessions):
             if (index, kind) in self._assigned and kind in opened.hosted.types:
                 return self._assigned[index, kind]
@@ -112,6 +131,10 @@ class HostedToolset:
                 key = key._replace(namespace=f"{key.namespace}_{index}")
                 name = self._names.get_or_assign(key)
             self._assigned[index, function.name] = name
+            if not allows_caller(self._sessions[index].entry, "direct"):
+                self._taken.add(name)
+                self._nested_only.add(name)
+                continue
             self._by_name[name] = session, function.name
             if is_deferred:
                 self._by_namespace[session.label, function.name] = session, function.name
@@ -122,6 +145,8 @@ class HostedToolset:
         return self._has_search and bool(getattr(opened.entry, "defer_loading", None))
 
     def _list_functions(self, opened: OpenSession) -> list[Tool]:
+        if not allows_caller(opened.entry, "direct"):
+            return []
         index = self._sessions.index(opened)
         functions = opened.session.functions
         if not self._is_deferred(opened):
@@ -169,9 +194,33 @@ class HostedToolset:
             assigned
             for (index, own), assigned in self._assigned.items()
             if kind in self._sessions[index].hosted.types
+            and allows_caller(self._sessions[index].entry, "direct")
             and label in (None, getattr(self._sessions[index].entry, "server_label", None))
             and name in (None, own)
         ]
+
+
+def allows_caller(tool: Tool | Unknown, caller: Caller) -> bool:
+    """Return True if the model (`direct`) or a program may call the tool. By default, only the model may."""
+    allowed: Sequence[Caller] | None = getattr(tool, "allowed_callers", None)
+    return caller == "direct" if allowed is None else caller in allowed
+
+
+def _hide_nested_only(tool: Tool | Unknown) -> Tool | Unknown | None:
+    """Return the tool without functions that only programs may call; None if nothing is left."""
+    if not isinstance(tool, NamespaceTool):
+        return tool if allows_caller(tool, "direct") else None
+    shown = [child for child in tool.tools if allows_caller(child, "direct")]
+    if len(shown) == len(tool.tools):
+        return tool
+    return NamespaceTool(tool.name, tool.description, shown) if shown else None
+
+
+def _list_nested_only(tool: Tool | Unknown) -> list[str]:
+    if isinstance(tool, NamespaceTool):
+        hidden = [child for child in tool.tools if not allows_caller(child, "direct")]
+        return [f"{tool.name}__{child.name}" for child in hidden if isinstance(child, FunctionTool | CustomTool)]
+    return [] if allows_caller(tool, "direct") else _list_names(tool)
 
 
 def _make_function_tool(function: HostedFunction, name: str) -> FunctionTool:

@@ -1,11 +1,13 @@
 """Translation of history items for a backend that only supports messages and function calls."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from antiphon.engine.serve.tool_emulation.catalog import Catalog, ToolKey
+from antiphon.engine.serve.tool_emulation.program_history import remove_nested_calls
 from antiphon.protocol import codec, hosted
 from antiphon.protocol.content import InputImage, InputText, OutputText, Part
 from antiphon.protocol.items import (
@@ -34,7 +36,11 @@ _ARGUMENT_FIELDS: dict[type, tuple[str, ...]] = {
     hosted.ImageGenerationCall: ("action", "size", "quality", "background"),
 }
 # The functions of a server are tools of the turn, so its list is not repeated in the context.
-_HOSTED_TYPES = frozenset({hosted.McpCall, hosted.McpListTools, *_ARGUMENT_FIELDS})
+_HOSTED_TYPES = frozenset(
+    {hosted.McpCall, hosted.McpListTools, hosted.Program, hosted.ProgramOutput, *_ARGUMENT_FIELDS}
+)
+# An image in the output of a program.
+_IMAGE = re.compile(r"!\[image\]\(([^\s()]+)\)")
 
 
 class HostedCallText(NamedTuple):
@@ -65,7 +71,7 @@ def are_all_readable(items: Sequence[Item | Unknown]) -> bool:
 
 def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:
     """Return the items for a backend. `custom` and `images`: the backend supports custom tools and images itself."""
-    items = list(items)
+    items = remove_nested_calls(list(items))
     translator = _ItemTranslator(items, catalog, custom=custom, images=images)
     translated: Items = []
     for item in items:
@@ -84,16 +90,23 @@ def translate_hosted_items(
     calls: Mapping[str, HostedCallText] | None = None,
     images: bool,
     citations: Iterator[int] | None = None,
+    resumed: str | None = None,
 ) -> Items:
     """Return the items with a function call and its output for each hosted call.
 
     `get_name` returns the name of the function for an item. `calls` has, by item id, the calls of this response.
-    `citations` are the numbers of the next results of file searches.
+    `citations` are the numbers of the next results of file searches. `resumed` is the call id of a program that this
+    response continues.
     """
     translated: Items = []
-    for item in items:
+    for item in remove_nested_calls(list(items), resumed):
         call = calls.get(item.id or "") if calls else None
-        if call is not None or type(item) in _HOSTED_TYPES:
+        if isinstance(item, hosted.Program):
+            arguments = call.arguments if call is not None else _dump({"code": item.code})
+            translated.append(FunctionCall(item.call_id, get_name(item), arguments, status="completed"))
+        elif isinstance(item, hosted.ProgramOutput):
+            translated.append(_translate_program_output(item, images=images))
+        elif call is not None or type(item) in _HOSTED_TYPES:
             translated += _translate_hosted_item(item, call or get_name(item), images=images, citations=citations)
         else:
             translated.append(item)
@@ -208,10 +221,10 @@ class _ItemTranslator:
         return _translate_hosted_item(item, self._catalog.get_backend_name(key), images=self._images)
 
     def _program(self, item: hosted.Program) -> Sequence[Item | Unknown]:
-        return self._make_call("program", item.call_id, {"code": item.code})
+        return self._make_call("programmatic_tool_calling", item.call_id, {"code": item.code})
 
     def _program_output(self, item: hosted.ProgramOutput) -> Sequence[Item | Unknown]:
-        return [FunctionCallOutput(item.result, item.call_id, item.id, item.status)]
+        return [_translate_program_output(item, images=self._images)]
 
     def _approval(self, item: hosted.McpApprovalResponse) -> Sequence[Item | Unknown]:
         return [] if item.approval_request_id in self._requests else [_make_message("user", _dump(item))]
@@ -255,6 +268,18 @@ class _ItemTranslator:
         hosted.CodeInterpreterCall: _hosted_call,
         hosted.ImageGenerationCall: _hosted_call,
     }
+
+
+def _translate_program_output(item: hosted.ProgramOutput, *, images: bool) -> FunctionCallOutput:
+    """Return the output of a program, with its images as content parts."""
+    urls = _IMAGE.findall(item.result)
+    if not urls:
+        return FunctionCallOutput(item.result, item.call_id, item.id, "completed")
+    text = _IMAGE.sub("(an image)" if images else "(an image that cannot be shown here)", item.result)
+    parts: list[Part | Unknown] = [InputText(text)]
+    if images:
+        parts += [InputImage(image_url=url) for url in urls]
+    return FunctionCallOutput(parts, item.call_id, item.id, "completed")
 
 
 def _split_hosted_call(

@@ -77,7 +77,7 @@ class HostedCodeInterpreter(HostedTool):
         project = context.project
         if isinstance(tool.container, str):
             await containers.require_active(project, tool.container, param=param)
-            return await _open_session(containers, tool, context, tool.container, None)
+            return await _open_session(containers, context, tool.container, None)
         options = _decode_options(tool.container, param)
         containers.check_options(options, param=f"{param}.")
         file_ids = list(dict.fromkeys((*(options.file_ids or ()), *_list_input_files(context))))
@@ -89,9 +89,9 @@ class HostedCodeInterpreter(HostedTool):
         used += [item.container_id for item in reversed(context.items) if isinstance(item, CodeInterpreterCall)]
         active = await containers.find_active(project, list(dict.fromkeys(used)), param="input")
         if active is None:
-            return await _open_session(containers, tool, context, own_id, options)
+            return await _open_session(containers, context, own_id, options)
         await containers.copy_files(project, active, file_ids)
-        return await _open_session(containers, tool, context, active, None)
+        return await _open_session(containers, context, active, None)
 
 
 def make_container_id(response_id: str, index: int) -> str:
@@ -101,14 +101,12 @@ def make_container_id(response_id: str, index: int) -> str:
 
 async def _open_session(
     containers: ContainerService,
-    tool: CodeInterpreterTool,
     context: HostedContext,
     container_id: str,
     options: AutoContainer | None,
 ) -> "CodeSession":
     files = () if options is not None else await containers.load_files(context.project, container_id)
-    is_callable = tool.allowed_callers is None or "direct" in tool.allowed_callers
-    return CodeSession(containers, context.project, container_id, options, files=files, is_callable=is_callable)
+    return CodeSession(containers, context.project, container_id, options, files=files)
 
 
 class CodeSession(HostedSession):
@@ -124,19 +122,15 @@ class CodeSession(HostedSession):
         options: AutoContainer | None,
         *,
         files: Sequence[ContainerFile],
-        is_callable: bool,
     ) -> None:
         self._containers = containers
         self._project = project
         self._options = options
-        self._is_callable = is_callable
         self._files = files
         self.container_id = container_id
 
     @property
     def functions(self) -> Sequence[HostedFunction]:  # type: ignore[override]
-        if not self._is_callable:
-            return ()
         return (HostedFunction(name=NAME, description=self._describe(), parameters=_PARAMETERS),)
 
     def begin(self, name: str, key: str) -> HostedCall:

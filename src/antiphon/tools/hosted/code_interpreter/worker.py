@@ -29,6 +29,7 @@ from antiphon.tools.hosted.code_interpreter.messages import (
     SandboxSetup,
 )
 from antiphon.tools.hosted.code_interpreter.prepare import lock_compilation
+from antiphon.tools.hosted.frames import queue_frames, read_frame, write_frame
 
 _GUEST_MODULES = "/opt/antiphon"
 _MODULE = "__import__('antiphon_start')"
@@ -163,29 +164,10 @@ def _decode(output: bytes) -> str:
     return output.decode(errors="replace")
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame; None at the end of the stream."""
-    head = stream.read(4)
-    return stream.read(int.from_bytes(head)) if len(head) == 4 else None
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(len(data).to_bytes(4) + data)
-    stream.flush()
-
-
 def limit_process() -> None:
     """Limit the resources of this process, in case that code leaves its sandbox."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-
-
-def _read_jobs(stdin: BinaryIO, jobs: "queue.SimpleQueue[CodeJob]") -> None:
-    """Queue the jobs. At the end of stdin, end the process, because the server has ended or wants it to end."""
-    while (frame := read_frame(stdin)) is not None:
-        jobs.put(msgspec.msgpack.decode(frame, type=CodeJob))
-    os._exit(0)
 
 
 def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
@@ -195,7 +177,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
         return
     setup = msgspec.msgpack.decode(first, type=SandboxSetup)
     jobs: queue.SimpleQueue[CodeJob] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(stdin, jobs), daemon=True).start()
+    threading.Thread(target=queue_frames, args=(stdin, jobs, CodeJob), daemon=True).start()
     try:
         interpreter = make_interpreter(setup)
     except Exception as error:
