@@ -77,11 +77,3 @@ def compare_settings(old: Settings, new: Settings) -> SettingChanges:
     ignored = [name for name in names if name not in RELOADABLE]
     settings = msgspec.structs.replace(new, **{name: getattr(old, name) for name in ignored})
     return SettingChanges(settings, [name for name in names if name in RELOADABLE], ignored)
-
-
-def describe_changes(changes: SettingChanges) -> list[str]:
-    """Return a line for the settings that take effect, and one for those that need a restart."""
-    lines = [f"reloaded: {', '.join(changes.changed) or 'no setting has changed'}"]
-    if changes.ignored:
-        lines.append(f"a restart is needed to change: {', '.join(changes.ignored)}")
-    return lines

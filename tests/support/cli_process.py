@@ -30,6 +30,10 @@ class Server:
         assert self.banner[0], "the server did not start"
         self.url = self.banner[0].rpartition(" ")[2]
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_for_log(self, words: str) -> str:
         """Read the log up to a line with these words and return it."""
         assert self._process.stderr is not None
@@ -102,6 +106,12 @@ class Terminal:
                 pass
         return self.wait()
 
+    def hang_up(self) -> int:
+        """Close the terminal, and return the exit status of the command."""
+        os.close(self._screen)
+        self._screen = -1
+        return self._process.wait(WAIT_SECONDS)
+
     def wait(self) -> int:
         """Wait until the command ends, and return its exit status."""
         while self._is_readable(WAIT_SECONDS) and self._read():
@@ -111,7 +121,8 @@ class Terminal:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._screen)
+        if self._screen >= 0:
+            os.close(self._screen)
 
     def _is_readable(self, seconds: float) -> bool:
         return bool(select.select([self._screen], [], [], seconds)[0])

@@ -29,16 +29,12 @@ class KillableServer:
         env: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
-        path = folder / f"{time.monotonic_ns()}.toml"
-        script_path = path.with_suffix(".json")
-        script_path.write_text(json.dumps(script))
-        settings = {"log_level": "warning"} | settings
-        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-        default = f"sqlite:///{folder}/store.db"
-        backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{script_path}"']
-        path.write_text("\n".join([f'store = "{store or default}"', *lines, *backend]))
+        self._path = folder / f"{time.monotonic_ns()}.toml"
+        self._store = store or f"sqlite:///{folder}/store.db"
+        self._path.with_suffix(".json").write_text(json.dumps(script))
+        self.configure(**settings)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "antiphon", "serve", "--config", str(path), "--port", "0"],
+            [sys.executable, "-m", "antiphon", "serve", "--config", str(self._path), "--port", "0"],
             cwd=folder,
             env=env,
             text=True,
@@ -48,6 +44,17 @@ class KillableServer:
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip().rpartition("http://")[2]
         assert self.address, self._process.communicate()[1]
+
+    def configure(self, **settings: Any) -> None:
+        """Write the settings. A running server does not read them by itself."""
+        lines = [f"{name} = {_format_value(value)}" for name, value in ({"log_level": "warning"} | settings).items()]
+        backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{self._path.with_suffix(".json")}"']
+        self._path.write_text("\n".join([f'store = "{self._store}"', *lines, *backend]))
+
+    def wait_for_log(self, words: str) -> str:
+        """Read the log up to a line with these words and return it."""
+        assert self._process.stderr is not None
+        return next(line for line in self._process.stderr if words in line)
 
     @property
     def pid(self) -> int:
@@ -95,6 +102,12 @@ class KillableServer:
         reader = StreamReader(self, response_id)
         reader.join()
         return reader.events
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {_format_value(each)}' for name, each in value.items())}}}"
+    return json.dumps(value)
 
 
 class StreamReader:

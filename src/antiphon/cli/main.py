@@ -39,6 +39,7 @@ def build_parser(name: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     adders = {
         "serve": _add_serve,
+        "reload": _add_reload,
         "chat": _add_chat,
         "pull": _add_pull,
         "models": _add_models,
@@ -119,6 +120,24 @@ def _add_serve(commands: Commands) -> None:
         "--upstream", metavar="URL", help="serve the models of another server, for example http://HOST:PORT/v1"
     )
     _add_upstream_options(command)
+
+
+def _add_reload(commands: Commands) -> None:
+    command = _add_command(commands, "reload", "let a running server read its settings again, and show the result")
+    command.add_argument("--pid", type=_parse_count, metavar="N", help="process id, if several servers share the data")
+    command.add_argument(
+        "--timeout", type=_parse_seconds, default=60.0, metavar="SECONDS", help="time to wait (default: 60)"
+    )
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def _add_upstream_options(command: argparse.ArgumentParser) -> None:

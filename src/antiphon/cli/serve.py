@@ -3,10 +3,11 @@
 The modules of the server are imported by the process that needs them: the supervisor of workers needs few.
 """
 
+import functools
 import json
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from antiphon.config import Settings, hide_password
 
 
 def run(arguments: Namespace) -> int:
-    settings = _load_settings(arguments)
+    load_settings = functools.partial(_load_settings, arguments)
+    settings = load_settings()
     if settings.workers > 1:
-        _serve_with_workers(settings)
+        _serve_with_workers(settings, load_settings)
     else:
-        _serve(settings)
+        _serve(settings, load_settings)
     return 0
 
 
@@ -37,7 +39,7 @@ def _load_settings(arguments: Namespace) -> Settings:
     )
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, load_settings: Callable[[], Settings]) -> None:
     from antiphon.engine.assembly import build_engine
     from antiphon.server.log import configure_logging
     from antiphon.server.process import serve
@@ -50,10 +52,10 @@ def _serve(settings: Settings) -> None:
         needs_key = bool(settings.api_keys) or engine.has_stored_keys
         print(format_banner(url, settings, models, needs_key=needs_key), flush=True)
 
-    serve(engine, settings, on_ready=print_banner)
+    serve(engine, settings, on_ready=print_banner, load_settings=load_settings)
 
 
-def _serve_with_workers(settings: Settings) -> None:
+def _serve_with_workers(settings: Settings, load_settings: Callable[[], Settings]) -> None:
     from antiphon.server.listener import bind_socket, format_url
     from antiphon.server.log import configure_logging
     from antiphon.server.workers.messages import WorkerReady
@@ -66,7 +68,7 @@ def _serve_with_workers(settings: Settings) -> None:
         def print_banner(ready: WorkerReady) -> None:
             print(format_banner(url, settings, ready.models, needs_key=ready.needs_key), flush=True)
 
-        Supervisor(settings, listener, on_ready=print_banner).run()
+        Supervisor(settings, listener, on_ready=print_banner, load_settings=load_settings).run()
 
 
 def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:

@@ -27,6 +27,8 @@ from antiphon.server.connections import ServerLimits
 from antiphon.server.exposure import check_exposure
 from antiphon.server.listener import bind_socket, explain_bind_error, format_url
 from antiphon.server.log import configure_logging
+from antiphon.server.reload import Reloader
+from antiphon.server.running_servers import ServerFile
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
@@ -50,15 +52,24 @@ _LARGE_BLOCK_BYTES = 1024 * 1024
 _RETAINED_BYTES = 8 * 1024 * 1024
 
 
-def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    engine: Engine,
+    settings: Settings,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    load_settings: Callable[[], Settings] | None = None,
+) -> None:
     """Serve until a signal stops the process. Call `on_ready` with the server's URL once it accepts requests.
 
+    With `load_settings`, SIGHUP and `antiphon reload` read the settings again.
     Raises ConfigError if the address is not available, or other machines could use the server without a key, and any
     error of the engine's start.
     """
     settings = prepare_process(engine, settings)
     with bind_socket(settings) as listener:
-        Server(engine, settings, on_ready=on_ready).run(sockets=[listener])
+        server = Server(engine, settings, on_ready=on_ready)
+        server.load_settings = load_settings
+        server.run(sockets=[listener])
 
 
 def prepare_process(engine: Engine, settings: Settings) -> Settings:
@@ -132,6 +143,8 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown that first lets running responses finish, then stops them."""
 
     stop_signals: tuple[signal.Signals, ...] = HANDLED_SIGNALS
+    load_settings: Callable[[], Settings] | None = None
+    _reloader: Reloader | None = None
 
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
@@ -176,8 +189,8 @@ class Server(uvicorn.Server):
         server then continues with the old ones.
         """
         async with self._reloading:
-            changes = compare_settings(self.settings, settings)
-            settings = fit_connections(changes.settings, raise_descriptor_limit())
+            changes = compare_settings(self.settings, fit_connections(settings, raise_descriptor_limit()))
+            settings = changes.settings
             has_stored_keys = self._app.authenticator.has_stored_keys
             warning = check_exposure(settings, has_stored_keys=has_stored_keys)
             await reconfigure(self._engine, self.settings, settings)
@@ -203,11 +216,25 @@ class Server(uvicorn.Server):
         gc.set_threshold(10_000, 20, 50)
         self._watchdog.start()
         self._write_timeout.start()
-        if self._on_ready is not None and sockets:
-            self._on_ready(format_url(sockets[0]))
+        if sockets:
+            url = format_url(sockets[0])
+            if self.load_settings is not None:
+                file = ServerFile.create(self.settings.data_dir, url)
+                self._reloader = Reloader(
+                    self.load_settings, self.apply_settings, file=file, on_hangup=self.request_stop
+                )
+                self._reloader.start()
+            if self._on_ready is not None:
+                self._on_ready(url)
+
+    def request_stop(self) -> None:
+        """Start a graceful shutdown."""
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         grace = self.settings.shutdown_grace_seconds
+        if self._reloader is not None:
+            self._reloader.close()
         stop_timer = asyncio.get_running_loop().call_later(grace, self._engine.stop_runs)
         self._app.start_shutdown()
         try:

@@ -17,16 +17,22 @@ from msgspec.structs import replace
 
 from antiphon.config import Settings
 from antiphon.errors import ConfigError, ServerError
+from antiphon.server.listener import format_url
+from antiphon.server.reload import Reloader
+from antiphon.server.running_servers import ServerFile
 from antiphon.server.workers.messages import (
     Answer,
     Answers,
     Channel,
     Question,
+    Reload,
+    Reloaded,
     Start,
     WorkerFailed,
     WorkerReady,
     decode_for_supervisor,
 )
+from antiphon.setting_changes import SettingChanges, compare_settings
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +56,7 @@ class WorkerProcess:
         self.process = process
         self.channel = channel
         self.failure: str | None = None
+        self.reloaded: asyncio.Future[str | None] | None = None
 
     @classmethod
     async def start(cls, number: int, settings: Settings, listener: socket.socket) -> "WorkerProcess":
@@ -71,6 +78,16 @@ class WorkerProcess:
         channel.send(Start(number, settings, sys.path))
         return cls(number, process, channel)
 
+    async def reload(self, message: Reload) -> str | None:
+        """Let the worker use other settings. Return the error, or None."""
+        self.reloaded = asyncio.get_running_loop().create_future()
+        self.channel.send(message)
+        return await self.reloaded
+
+    def end_reload(self, error: str | None) -> None:
+        if self.reloaded is not None and not self.reloaded.done():
+            self.reloaded.set_result(error)
+
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -79,13 +96,21 @@ class WorkerProcess:
 class Supervisor:
     """Runs the workers of a server on one listening socket.
 
-    `on_ready` is called once all workers accept requests.
+    `on_ready` is called once all workers accept requests. `load_settings` reads the settings again, for a reload.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket, *, on_ready: Callable[[WorkerReady], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        *,
+        on_ready: Callable[[WorkerReady], None],
+        load_settings: Callable[[], Settings],
+    ) -> None:
         self._settings = settings
         self._listener = listener
         self._on_ready = on_ready
+        self._load_settings = load_settings
         self._workers: dict[int, WorkerProcess] = {}
         self._started: dict[int, asyncio.Future[WorkerReady | None]] = {}
         self._stopping = asyncio.Event()
@@ -109,10 +134,37 @@ class Supervisor:
             return
         tasks = [first, *(loop.create_task(self._run_worker(number)) for number in numbers[1:])]
         await asyncio.gather(*self._started.values())
+        file = ServerFile.create(self._settings.data_dir, format_url(self._listener))
+        reloader = Reloader(
+            self._load_settings, self._apply_settings, file=file, on_hangup=lambda: self._stop(signal.SIGHUP)
+        )
+        reloader.start()
         ready = self._started[1].result()
         if ready is not None and not self._stopping.is_set():
             self._on_ready(ready)
-        await asyncio.gather(*tasks)
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            reloader.close()
+
+    async def _apply_settings(self, settings: Settings) -> SettingChanges:
+        """Change the settings of all workers. If the first one cannot use them, no worker is changed."""
+        changes = compare_settings(self._settings, settings)
+        message = Reload(replace(changes.settings, warnings=()))
+        if not self._workers:
+            raise ConfigError("no worker is running")
+        first, *others = sorted(self._workers.values(), key=lambda worker: worker.number)
+        error = await first.reload(message)
+        if error is not None:
+            raise ConfigError(error)
+        self._settings = message.settings
+        for worker, failure in zip(
+            others, await asyncio.gather(*(each.reload(message) for each in others)), strict=True
+        ):
+            if failure is not None:
+                logger.error("worker %d is started again, because it cannot reload: %s", worker.number, failure)
+                worker.signal(signal.SIGTERM)
+        return changes
 
     async def _run_worker(self, number: int) -> None:
         """Start a worker again whenever it dies."""
@@ -163,10 +215,13 @@ class Supervisor:
                     logger.warning("worker %d is ready again", worker.number)
             elif isinstance(message, WorkerFailed):
                 worker.failure = message.message
+            elif isinstance(message, Reloaded):
+                worker.end_reload(message.error)
             elif isinstance(message, Question):
                 self._relay.ask(worker, message)
             elif isinstance(message, Answer):
                 self._relay.answer(worker, message)
+        worker.end_reload("the worker has ended")
         worker.channel.close()
 
     def _stop(self, number: signal.Signals) -> None:

@@ -18,6 +18,8 @@ from antiphon.server.workers.messages import (
     Answers,
     Channel,
     Question,
+    Reload,
+    Reloaded,
     WorkerFailed,
     WorkerReady,
     decode_for_worker,
@@ -53,6 +55,7 @@ class SupervisorLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self.answers: dict[str, AnswerQuestion] = {}
         self.on_end: Callable[[], None] | None = None
+        self.apply_settings: Callable[[Settings], Awaitable[object]] | None = None
 
     async def open(self, ready: WorkerReady) -> None:
         """Report that this worker is ready, and handle messages from now on."""
@@ -89,11 +92,25 @@ class SupervisorLink:
                 waiting = self._waiting.get(message.id)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message.answers)
+            elif isinstance(message, Reload):
+                self._run(self._reload(channel, message.settings))
             elif isinstance(message, Question):
                 self._run(self._answer(channel, message))
         logger.error("the supervisor has ended")
         if self.on_end is not None:
             self.on_end()
+
+    async def _reload(self, channel: Channel, settings: Settings) -> None:
+        try:
+            if self.apply_settings is not None:
+                await self.apply_settings(settings)
+        except (AntiphonError, OSError) as error:
+            channel.send(Reloaded(" ".join(str(error).split())))
+        except Exception as error:
+            logger.exception("the settings were not reloaded")
+            channel.send(Reloaded(f"{type(error).__name__}: see the log of the server."))
+        else:
+            channel.send(Reloaded())
 
     async def _answer(self, channel: Channel, question: Question) -> None:
         payload = b""
@@ -140,10 +157,8 @@ def _serve(settings: Settings, connection: socket.socket, listener: socket.socke
 
     server = WorkerServer(engine, settings, on_ready=connect)
 
-    def stop() -> None:
-        server.should_exit = True
-
-    link.on_end = stop
+    link.on_end = server.request_stop
+    link.apply_settings = server.apply_settings
     server.run(sockets=[listener])
 
 

@@ -1,0 +1,128 @@
+"""The running servers of a data folder: a locked file for each, with its process id and the result of its last reload.
+
+The operating system releases the lock when the process ends, so a file that was left behind is recognized.
+"""
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import msgspec
+from msgspec import Struct
+
+FOLDER = "servers"
+
+
+class ReloadResult(Struct, frozen=True):
+    """The result of a reload: lines about the changes and the settings that need a restart, or an error."""
+
+    changes: str = ""
+    restart_needed: str = ""
+    error: str = ""
+
+
+class RunningServer(Struct, frozen=True, kw_only=True):
+    """The content of a server's file.
+
+    `reloads` is the number of reloads that have ended, and `result` the result of the last one. A process id is valid
+    only on the same `machine`, which is a container or a machine.
+    """
+
+    pid: int
+    machine: str
+    url: str
+    reloads: int = 0
+    result: ReloadResult = ReloadResult()
+
+
+class ServerFile:
+    """The file of this process. Without a writable data folder there is none, and only SIGHUP reloads the server."""
+
+    def __init__(self, descriptor: int | None, path: Path, server: RunningServer) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._server = server
+
+    @classmethod
+    def create(cls, data_dir: Path, url: str) -> Self:
+        server = RunningServer(pid=os.getpid(), machine=identify_machine(), url=url)
+        path = data_dir / FOLDER / f"{server.pid}.json"
+        descriptor = None
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            list_servers(data_dir)  # deletes the files of dead servers
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = cls(descriptor, path, server)
+        file._write()
+        return file
+
+    def report(self, result: ReloadResult) -> None:
+        """Write the result of a reload, for the command that requested it."""
+        self._server = msgspec.structs.replace(self._server, reloads=self._server.reloads + 1, result=result)
+        self._write()
+
+    def remove(self) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _write(self) -> None:
+        if self._descriptor is None:
+            return
+        with suppress(OSError):  # a full disk must not stop the server
+            # A reader may see a part of it. That is not valid JSON, and the reader tries again.
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, msgspec.json.encode(self._server), 0)
+
+
+def list_servers(data_dir: Path) -> list[RunningServer]:
+    """Return the servers of a data folder that run on this machine, and delete the files of those that have ended."""
+    found = [read_server(path) for path in sorted((data_dir / FOLDER).glob("*.json"))]
+    machine = identify_machine()
+    return [server for server in found if server is not None and server.machine == machine]
+
+
+def find_server(data_dir: Path, pid: int) -> RunningServer | None:
+    """Return one server of a data folder, or None if it has ended or its file is just being written."""
+    return read_server(data_dir / FOLDER / f"{pid}.json")
+
+
+def read_server(path: Path) -> RunningServer | None:
+    """Read the file of a server. The file of one that has ended is deleted."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if _is_unlocked(descriptor):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return msgspec.json.decode(os.pread(descriptor, 1 << 20, 0), type=RunningServer)
+    except (OSError, msgspec.DecodeError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _is_unlocked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def identify_machine() -> str:
+    """Return the name of the machine or container, together with its namespace of process ids."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        namespace = 0
+    return f"{socket.gethostname()}-{namespace}"
