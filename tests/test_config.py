@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.config import ApiKey, BackendSettings, GrammarLimits, Settings, hide_password, load
+from antiphon.config import ApiKey, BackendSettings, GrammarLimits, Settings, load
 from antiphon.errors import ConfigError
+from antiphon.setting_readers import hide_password
 from antiphon.tool_settings import ImageGenerationSettings, McpServerSettings, WebSearchSettings
 
 HOME = {"HOME": "/home/ada"}

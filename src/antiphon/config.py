@@ -7,15 +7,15 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.errors import ConfigError
+from antiphon.limit_settings import ModelPrice, ProjectSettings, UsageLimits, read_prices, read_projects
 from antiphon.setting_readers import (
     PREFIX,
     ProblemCollector,
@@ -25,6 +25,7 @@ from antiphon.setting_readers import (
     describe_ignored_variables,
     expand_path,
     find_named_variables,
+    hide_password,
     is_service_link,
     locate_data_dir,
     read_keys_of_list,
@@ -45,15 +46,21 @@ DEFAULT_PROJECT = "default"
 _HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]?")
 
 Dialect = Literal["openai", "open-responses"]
+KeyScope = Literal["read", "inference", "admin"]
 UnsupportedTools = Literal["default", "drop", "refuse"]
 HostedPlacement = Literal["auto", "local"]
 
 
 class ApiKey(Struct, frozen=True):
-    """An API key of clients, and the project that it gives access to."""
+    """An API key of clients, and the project that it gives access to.
+
+    `id` names it in statistics. Without one, that is its position in the settings.
+    """
 
     key: str
     project: str = DEFAULT_PROJECT
+    scope: KeyScope = "admin"
+    id: str = ""
 
     def __repr__(self) -> str:
         return f"ApiKey(key='***', project={self.project!r})"
@@ -196,6 +203,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_hosted_calls: Annotated[int, Meta(ge=1)] = 128
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
+    limits: UsageLimits = UsageLimits()
+    projects: dict[str, ProjectSettings] = {}
+    prices: dict[str, ModelPrice] = {}
     grammars: GrammarLimits = GrammarLimits()
     files: FileLimits = FileLimits()
     embeddings: EmbeddingSettings | None = None
@@ -232,16 +242,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def hide_password(url: str) -> str:
-    """Return a URL without secrets: *** for the password, and no query, which may contain one too."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return "***"
-    shown = url.partition("?")[0]
-    return shown.replace(f":{password}@", ":***@", 1) if password else shown
-
-
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name != "warnings"}
 # Settings of version 0.1.0 that are still accepted in a file.
 _DEPRECATED = frozenset({"dbos"})
@@ -252,10 +252,11 @@ _TABLES: dict[str, type[Struct]] = {
     "files": FileLimits,
     "grammars": GrammarLimits,
     "image_generation": ImageGenerationSettings,
+    "limits": UsageLimits,
     "programs": ProgramSettings,
     "web_search": WebSearchSettings,
 }
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models", "mcp_servers", *_TABLES}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models", "mcp_servers", "projects", "prices", *_TABLES}
 _LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
@@ -371,8 +372,8 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_keys(value, env, origin=origin)
     if name == "backends":
         return _read_backends(value, env, origin=origin)
-    if name == "models":
-        return _read_models(value, origin=origin)
+    if name in _READERS:
+        return _READERS[name](value, origin=origin)
     if name in _TABLES:
         return _read_table_of(value, _TABLES[name], env, origin=origin)
     if name == "mcp_servers":
@@ -388,6 +389,8 @@ class _KeyEntry(Struct):
     key: str | None = None
     key_env: str | None = None
     project: Annotated[str, Meta(min_length=1)] = DEFAULT_PROJECT
+    scope: KeyScope = "admin"
+    id: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{0,64}$")] = ""
 
 
 def _read_keys(value: Any, env: Mapping[str, str], *, origin: str) -> tuple[ApiKey, ...]:
@@ -411,7 +414,7 @@ def _read_key(table: Mapping[str, Any], env: Mapping[str, str], *, origin: str) 
     key = entry.key if entry.key_env is None else read_variable(entry.key_env, env, origin=f"{origin}.key_env")
     if not key or not key.isprintable() or key != key.strip():
         raise ConfigError(f"{origin}: a key must be a non-empty line of text without spaces around it.")
-    return ApiKey(key=key, project=entry.project)
+    return ApiKey(key=key, project=entry.project, scope=entry.scope, id=entry.id)
 
 
 def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[str, BackendSettings]:
@@ -443,6 +446,9 @@ def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
             )
     found.raise_any()
     return models
+
+
+_READERS: dict[str, Callable[..., Any]] = {"models": _read_models, "projects": read_projects, "prices": read_prices}
 
 
 def _read_mcp_servers(value: Any, env: Mapping[str, str], *, origin: str) -> dict[str, McpServerSettings]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -192,3 +193,13 @@ def expand_path(text: str, env: Mapping[str, str]) -> Path:
 def _home(env: Mapping[str, str]) -> Path:
     home = env.get("HOME")
     return Path(home) if home else Path.home()
+
+
+def hide_password(url: str) -> str:
+    """Return a URL without secrets: *** for the password, and no query, which may contain one too."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return "***"
+    shown = url.partition("?")[0]
+    return shown.replace(f":{password}@", ":***@", 1) if password else shown

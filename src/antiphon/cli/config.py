@@ -8,13 +8,13 @@ from antiphon.backends.registry import create
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
 from antiphon.cli.stored_keys import has_deciding_keys
-from antiphon.config import Settings, find_file, hide_password
+from antiphon.config import Settings, find_file
 from antiphon.engine.assembly import make_containers
 from antiphon.engine.sealing import read_secrets
 from antiphon.engine.serve.routing import parse_target
 from antiphon.server.agent import load_agent_tools
 from antiphon.server.exposure import check_exposure
-from antiphon.setting_readers import ConfigProblems, ProblemCollector
+from antiphon.setting_readers import ConfigProblems, ProblemCollector, hide_password
 from antiphon.store.location import locate_store
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.registry import create_hosted_tools

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 
 from antiphon.cli.settings import load_settings
-from antiphon.config import Settings, hide_password
+from antiphon.config import Settings
 from antiphon.errors import ConfigError
+from antiphon.setting_readers import hide_password
 from antiphon.store.location import is_postgres, locate_store
 from antiphon.store.transfer import TransferStore, export_lines, import_lines
 

@@ -20,11 +20,12 @@ from antiphon.cli.config import find_problems, find_warnings
 from antiphon.cli.extras import find_missing_packages
 from antiphon.cli.settings import server_url
 from antiphon.cli.stored_keys import has_deciding_keys
-from antiphon.config import BackendSettings, Settings, find_file, hide_password
+from antiphon.config import BackendSettings, Settings, find_file
 from antiphon.engine.assembly import SEAL_FILE
 from antiphon.engine.sealing import load_secrets, read_secrets
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.server.listener import bind_socket
+from antiphon.setting_readers import hide_password
 from antiphon.store.condition import StoreCondition
 from antiphon.store.location import is_postgres, locate_store
 from antiphon.store.sqlite.store import SqliteStore

@@ -13,7 +13,8 @@ from typing import Any
 
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
-from antiphon.config import Settings, hide_password
+from antiphon.config import Settings
+from antiphon.setting_readers import hide_password
 
 
 def run(arguments: Namespace) -> int:

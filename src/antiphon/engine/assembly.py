@@ -133,13 +133,7 @@ def make_policy(settings: Settings) -> Policy:
         queue=QueueLimits(settings.queued, settings.queued_per_project, settings.queue_seconds),
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,
-        background_limits=RunLimits(
-            concurrency=settings.background_concurrency,
-            concurrency_per_project=settings.background_concurrency_per_project,
-            starts_per_minute=settings.background_starts_per_minute,
-            queued=settings.background_queued,
-            queued_per_project=settings.background_queued_per_project,
-        ),
+        background_limits=make_run_limits(settings),
         event_page_bytes=settings.event_page_bytes,
         first_delta_seconds=settings.opening_seconds,
         models=settings.models,
@@ -151,6 +145,9 @@ def make_policy(settings: Settings) -> Policy:
         grammar_limits=settings.grammars,
         file_limits=settings.files,
         embeddings=settings.embeddings,
+        prices=settings.prices,
+        stored_bytes=settings.limits.stored_bytes,
+        stored_bytes_by_project=_collect_limits(settings, "stored_bytes"),
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
         answer_limits=AnswerLimits(
@@ -163,3 +160,25 @@ def make_policy(settings: Settings) -> Policy:
         max_hosted_calls=settings.max_hosted_calls,
         run_hosted_locally=settings.hosted_tools == "local",
     )
+
+
+def make_run_limits(settings: Settings) -> RunLimits:
+    """Return the limits on background responses. The table `[limits]` replaces the settings for each project."""
+    limits = settings.limits
+    queued, concurrency = settings.background_queued_per_project, settings.background_concurrency_per_project
+    default = RunLimits(
+        concurrency=settings.background_concurrency,
+        concurrency_per_project=concurrency if limits.background is None else limits.background,
+        starts_per_minute=settings.background_starts_per_minute,
+        queued=settings.background_queued,
+        queued_per_project=queued if limits.queued is None else limits.queued,
+        concurrency_by_project=_collect_limits(settings, "background"),
+        queued_by_project=_collect_limits(settings, "queued"),
+    )
+    return default if limits.queued is None else default._replace(queued_setting="limits.queued")
+
+
+def _collect_limits(settings: Settings, name: str) -> dict[str, int]:
+    """Return the values of a limit that projects have of their own."""
+    values = {project: getattr(table.limits, name) for project, table in settings.projects.items()}
+    return {project: value for project, value in values.items() if value is not None}

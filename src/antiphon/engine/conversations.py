@@ -12,6 +12,7 @@ from antiphon.engine.prepare.parameters import check_configuration_updates
 from antiphon.engine.prepare.references import load_referenced_items
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import compute_expiry
+from antiphon.engine.storage_quota import StorageQuota
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
@@ -20,9 +21,10 @@ from antiphon.store.base import Store
 
 
 class Conversations:
-    def __init__(self, store: Store, policy: Policy) -> None:
+    def __init__(self, store: Store, policy: Policy, quota: StorageQuota | None = None) -> None:
         self._store = store
         self.policy = policy
+        self.quota = quota
 
     async def create(
         self, project: str, items: Sequence[Item | Unknown], metadata: dict[str, str] | None
@@ -52,6 +54,8 @@ class Conversations:
 
     async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
         """Check the items, give them ids, and replace references by the stored items."""
+        if self.quota is not None:
+            await self.quota.check(project)
         check_item_ids(items, param="items")
         check_parts(items, self.policy, param="items")
         check_configuration_updates(items, param="items")

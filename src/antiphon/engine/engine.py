@@ -31,6 +31,8 @@ from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.replaced_pipelines import ReplacedPipelines
 from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
+from antiphon.engine.storage_quota import StorageQuota
+from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -70,7 +72,9 @@ class Engine:
         sealer = sealer or Sealer([make_secret()])
         self.backends = backends
         self._store = store
-        self.conversations = Conversations(store, self._policy)
+        self.usage = UsageRecorder(store, self._policy.prices)
+        self._quota = StorageQuota.make(store, self._policy)
+        self.conversations = Conversations(store, self._policy, self._quota)
         self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
         self.reasoning = StoredReasoningSealer(sealer)
         self.sealer = sealer
@@ -85,6 +89,7 @@ class Engine:
             slots=self._policy.background_slots,
             lease=self._policy.background_lease_seconds,
             limits=self._policy.background_limits,
+            usage=self.usage,
         )
         self._background = BackgroundResponses(
             store,
@@ -149,7 +154,9 @@ class Engine:
         self._pipeline = pipeline
         self._policy, self.backends, self.hosted_tools = policy, backends, hosted_tools
         self._store.configuration_id = configuration_id
-        self.conversations.policy = policy
+        self.usage.prices = policy.prices
+        self._quota = StorageQuota.make(self._store, policy)
+        self.conversations.policy, self.conversations.quota = policy, self._quota
         self.prompts.max_bytes = policy.max_prompt_bytes
         self._worker.reconfigure(pipeline, slots=policy.background_slots, limits=policy.background_limits)
         self._background.limits = policy.background_limits
@@ -162,6 +169,7 @@ class Engine:
             await self._background.close()
             await self._replaced.close(self._pipeline)
             await self._pipeline.close()
+            await self.usage.close()
             if self.containers is not None:
                 await self.containers.close()
         finally:
@@ -170,6 +178,11 @@ class Engine:
     @property
     def key_store(self) -> KeyStore:
         """The API keys in the store."""
+        return self._store
+
+    @property
+    def admin_store(self) -> Store:
+        """The store, for the usage, the projects and the counts of limits."""
         return self._store
 
     @property
@@ -193,6 +206,13 @@ class Engine:
         self._pipeline.trace(telemetry)
 
     @property
+    def refusals(self) -> dict[str, int]:
+        """The number of requests that were refused by a limit of their project, by the name of the limit."""
+        stored = 0 if self._quota is None else self._quota.refusals
+        counts = {"queued": self._background.refusals, "stored_bytes": stored}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
     def foreground_count(self) -> int:
         """The number of foreground responses in progress, including those whose model has not begun to answer."""
         return len(self._running) + len(self._starting)
@@ -210,17 +230,17 @@ class Engine:
         return self._pipeline.models()
 
     async def create(
-        self, request: CreateRequest, *, project: str, session: ConnectionMemory | None = None
+        self, request: CreateRequest, *, project: str, key_id: str = "", session: ConnectionMemory | None = None
     ) -> Run | BackgroundRun:
         """Begin a response. Raises for every error that is known before the stream begins.
 
-        A request on a connection with a memory brings its `session`. A response that the request fails to continue is
-        removed from it.
+        Its usage is counted for the key `key_id`. A request on a connection with a memory brings its `session`. A
+        response that the request fails to continue is removed from it.
         """
         pipeline = self._pipeline
         pipeline.acquire()
         try:
-            run = await self._create(request, project, session)
+            run = await self._create(request, project, key_id, session)
         except BaseException as error:
             pipeline.release()
             if session is not None and isinstance(error, Exception):
@@ -233,20 +253,22 @@ class Engine:
         return run
 
     async def _create(
-        self, request: CreateRequest, project: str, session: ConnectionMemory | None
+        self, request: CreateRequest, project: str, key_id: str, session: ConnectionMemory | None
     ) -> Run | BackgroundRun:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
         if self._store.failure is not None and (request.store is not False or request.background):
             await self._store.check()  # refuse the request before the model is called
+        if self._quota is not None and (request.store is not False or request.background):
+            await self._quota.check(project)
         prepared = await self._pipeline.prepare(request, project=project, session=session)
         if prepared.turn.request.background:
-            return await self._enqueue(prepared, project)
+            return await self._enqueue(prepared, project, key_id)
         if request.generate is False:
             serving = Serving(empty_answer(), None)
         else:
             serving = await self._serve(prepared)
-        return self._run(prepared, serving, project, session)
+        return self._run(prepared, serving, project, key_id, session)
 
     async def _serve(self, prepared: Prepared) -> Serving:
         """Start the model call of a request. Until the response begins, `stop_runs` cancels the call."""
@@ -267,7 +289,9 @@ class Engine:
         finally:
             self._starting.discard(task)
 
-    def _run(self, prepared: Prepared, serving: Serving, project: str, session: ConnectionMemory | None) -> Run:
+    def _run(
+        self, prepared: Prepared, serving: Serving, project: str, key_id: str, session: ConnectionMemory | None
+    ) -> Run:
         sink: ResponseSink = StoreSink(self._store, self._policy, project=project, input_items=prepared.input)
         if session is not None:
             sink = SessionSink(sink, session, prepared)
@@ -287,15 +311,16 @@ class Engine:
         observer = self._pipeline.observer
         if observer is not None:
             run.on_end(lambda: observer.count_response(run.response))
+        run.on_end(lambda: self.usage.record_response(project, key_id, run.response, prepared))
         return run
 
-    async def _enqueue(self, prepared: Prepared, project: str) -> BackgroundRun:
+    async def _enqueue(self, prepared: Prepared, project: str, key_id: str) -> BackgroundRun:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
         key = RunKey(project, response.id)
         request = self._pipeline.credentials.withhold(key, prepared.turn.request)
         telemetry = self._pipeline.telemetry
         traceparent = "" if telemetry is None else telemetry.format_traceparent()
-        queued = QueuedRequest(request=request, minted=prepared.mint.minted, traceparent=traceparent)
+        queued = QueuedRequest(request=request, minted=prepared.mint.minted, traceparent=traceparent, key_id=key_id)
         stored = StoredResponse(response=response, input=prepared.input, expires_at=compute_expiry(self._policy))
         await self._background.enqueue(project, stored, await offload.run(codec.encode, queued))
         return BackgroundRun(response, prepared.warnings, lambda: self._background.follow(key, -1))
@@ -306,13 +331,17 @@ class Engine:
             prepared = await pipeline.prepare(request, project=project)
             return await pipeline.count_tokens(prepared), prepared.warnings
 
-    async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, Sequence[str]]:
+    async def compact(
+        self, request: CreateRequest, *, project: str, key_id: str = ""
+    ) -> tuple[CompactedResponse, Sequence[str]]:
         """Compact the input of a request and the context it continues. Return the result and warnings."""
         with self._pipeline.in_use() as pipeline:
             prepared = await pipeline.prepare(request, project=project, repair=True)
             compacted = await pipeline.compact(prepared)
         if self._pipeline.observer is not None:
             self._pipeline.observer.count_tokens(prepared.turn.request.model or "", compacted.usage)
+        if compacted.usage is not None:
+            self.usage.record(project, key_id, prepared.turn.request.model or "", compacted.usage)
         mint = prepared.mint
         output = await offload.run(normalize_items, (*compacted.retained, compacted.item), mint)
         # The result is not stored, so its id must not look like the id of a response.

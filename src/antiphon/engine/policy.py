@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from antiphon.config import EmbeddingSettings, FileLimits, GrammarLimits, UnsupportedTools
+from antiphon.limit_settings import ModelPrice
 from antiphon.store.limits import RunLimits
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
@@ -33,6 +34,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `outbound`: the rules for URLs of clients that an upstream fetches.
     `grammar_limits`: limits on schemas and grammars that this process compiles.
     `file_limits`: limits on files and vector stores. `embeddings`: the server of embeddings; None for the local model.
+    `prices`: the prices of models, for the cost of their usage.
+    `stored_bytes`: maximum size of the data of a project. `stored_bytes_by_project`: other sizes for some projects.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
@@ -53,6 +56,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     grammar_limits: GrammarLimits = GrammarLimits()
     file_limits: FileLimits = FileLimits()
     embeddings: EmbeddingSettings | None = None
+    prices: Mapping[str, ModelPrice] = {}
+    stored_bytes: int | None = None
+    stored_bytes_by_project: Mapping[str, int] = {}
     stateless: bool = False
     id_prefix: str = ""
     answer_limits: AnswerLimits = AnswerLimits()

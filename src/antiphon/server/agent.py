@@ -38,14 +38,15 @@ EVENTS: dict[str, type[Envelope]] = {"progress": Progress, "result": AgentExecut
 
 
 class WarningCollectingEngine:
-    """An engine that collects the warnings of the responses it creates."""
+    """An engine that collects the warnings of the responses it creates. Their usage is counted for one key."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, key_id: str) -> None:
         self._engine = engine
+        self._key_id = key_id
         self.warnings: list[str] = []
 
     async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
-        run = await self._engine.create(request, project=project)
+        run = await self._engine.create(request, project=project, key_id=self._key_id)
         self.warnings += run.warnings
         return run
 
@@ -89,7 +90,7 @@ class AgentHandlers:
 
     async def _run(self, http_request: HttpRequest, body: AgentExecuteBody) -> tuple[bytes, AntiphonError | None]:
         """Execute the turn and send its progress if the client streams. Return the encoded envelope and the error."""
-        engine = WarningCollectingEngine(self._engine)
+        engine = WarningCollectingEngine(self._engine, key_id=http_request.key_id)
         execution = Execution(
             body,
             transport=LocalTransport(engine, project=http_request.project),

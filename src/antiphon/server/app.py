@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
-from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
+from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, RateLimited, ServerError
 from antiphon.server.auth import CHALLENGE, Authenticator, make_scope_error
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.http import ClientDisconnected, HttpRequest, Receive, Scope, Send
+from antiphon.server.limits.limiter import Limiter
 from antiphon.server.log import log_http_request
 from antiphon.server.query import NoQuery, read_query
-from antiphon.server.router import Router
+from antiphon.server.router import Route, Router
 from antiphon.server.routes import make_router
 from antiphon.server.telemetry.startup import make_telemetry
 from antiphon.server.websocket.handler import WebSocketHandler
 from antiphon.server.websocket.socket import UpgradeRequest
 
 if TYPE_CHECKING:
+    from antiphon.server.limits.sync import LimitSync
     from antiphon.server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -38,18 +40,22 @@ class App:
             settings.api_keys, store=engine.key_store, host=settings.host, allowed_hosts=settings.allowed_hosts
         )
         self.body_budget = BodyBudget(settings.body_budget_bytes or _BUDGET_IN_BODIES * settings.max_body_bytes)
+        self._limiter = Limiter.make(settings)
+        self._limit_sync = None if self._limiter is None else _connect_limiter(self._limiter, engine)
         self._report: Callable[[HttpRequest], None] = log_http_request
         metrics = None
         if settings.metrics:
             from antiphon.server.metrics.server_metrics import ServerMetrics
 
-            metrics = ServerMetrics(engine)
+            metrics = ServerMetrics(engine, lambda: self._limiter)
             self._report = _report_to(metrics)
         self._telemetry = make_telemetry(engine)
         spans = None if self._telemetry is None else self._telemetry.spans
         self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
         self._router = make_router(engine, settings, metrics, requires_key=lambda: self.authenticator.requires_key)
-        self._websockets = WebSocketHandler(engine, settings, self.authenticator, spans)
+        self._websockets = WebSocketHandler(
+            engine, settings, self.authenticator, spans, get_limiter=lambda: self._limiter
+        )
         self._upgrades = Router()
         self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
         self.startup_error: Exception | None = None
@@ -67,6 +73,11 @@ class App:
     def apply_settings(self, settings: Settings) -> None:
         """Use new settings for the next requests. The engine has its own part (`engine.assembly.reconfigure`)."""
         self.authenticator.set_keys(settings.api_keys, allowed_hosts=settings.allowed_hosts)
+        if self._limiter is not None:
+            self._limiter.configure(settings)
+        elif (limiter := Limiter.make(settings)) is not None:
+            self._limiter, self._limit_sync = limiter, _connect_limiter(limiter, self._engine)
+            self._limit_sync.start()
 
     def start_shutdown(self) -> None:
         """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
@@ -83,10 +94,13 @@ class App:
                 if grant.scope < route.scope:
                     raise make_scope_error(grant.scope, route.scope)
                 http_request.project = grant.project
+                http_request.grant = grant
                 if http_request.mark_authenticated is not None:
                     http_request.mark_authenticated()
             if http_request.query and not route.reads_query:
                 read_query(http_request, NoQuery)
+            if self._limiter is not None and not route.public:
+                _apply_limits(self._limiter, http_request, route)
             await route.handler(http_request)
         except ClientDisconnected:
             http_request.status = http_request.status or _CLIENT_DISCONNECTED
@@ -94,8 +108,8 @@ class App:
         except Exception as error:
             await self._respond_error(http_request, error)
         finally:
-            if http_request.body_share is not None:
-                http_request.release_body()
+            if http_request.body_share is not None or http_request.permit is not None:
+                http_request.release()
             self._report(http_request)
 
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
@@ -130,10 +144,15 @@ class App:
             self.authenticator.require_keys()
         if self._telemetry is not None:
             self._telemetry.start()
+        if self._limit_sync is not None:
+            await self._limit_sync.exchange()
+            self._limit_sync.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         try:
             await self.authenticator.close()
+            if self._limit_sync is not None:
+                await self._limit_sync.close()
             await self._engine.close()
             if self._telemetry is not None:
                 await self._telemetry.close()
@@ -142,6 +161,28 @@ class App:
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
             return
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _apply_limits(limiter: Limiter, http_request: HttpRequest, route: Route) -> None:
+    """Count a request and add the headers of its limits. Raises RateLimited."""
+    project, key_id = http_request.project, http_request.key_id
+    if route.limited:
+        try:
+            http_request.permit = limiter.admit(project, key_id)
+        except RateLimited:
+            http_request.extra_headers += limiter.describe(project, key_id)
+            raise
+        http_request.extra_headers += http_request.permit.headers
+    else:
+        http_request.extra_headers += limiter.describe(project, key_id)
+
+
+def _connect_limiter(limiter: Limiter, engine: Engine) -> "LimitSync":
+    """Charge the usage of the engine to the limiter, and return the exchange with other processes."""
+    from antiphon.server.limits.sync import LimitSync
+
+    engine.usage.on_charge = limiter.charge
+    return LimitSync(limiter, engine.admin_store, engine.usage)
 
 
 def _report_to(metrics: "ServerMetrics") -> Callable[[HttpRequest], None]:

@@ -99,11 +99,17 @@ def is_loopback(name: str) -> bool:
 
 
 class Grant(NamedTuple):
-    """The rights of a key. At the time `check_at` of the monotonic clock the store must be asked again."""
+    """The rights of a key. At the time `check_at` of the monotonic clock the store must be asked again.
+
+    `key_id` is empty without a key. `is_organization_wide`: with the scope `admin`, it can administer all projects, and
+    not only its own.
+    """
 
     project: str
     scope: Scope
     check_at: float = math.inf
+    key_id: str = ""
+    is_organization_wide: bool = True
 
 
 _WITHOUT_KEYS = Grant(DEFAULT_PROJECT, ADMIN)
@@ -155,9 +161,11 @@ class Authenticator:
 
     def set_keys(self, keys: Iterable[ApiKey], *, allowed_hosts: Iterable[str]) -> None:
         """Use these keys of the settings from now on, also for open connections."""
-        self._projects = [(compute_digest(key.key.encode()), key.project) for key in keys]
+        self._fixed_keys = [
+            (compute_digest(key.key.encode()), _make_fixed_grant(key, number)) for number, key in enumerate(keys, 1)
+        ]
         self._verified.clear()
-        self.requires_key = bool(self._projects) or self.has_stored_keys
+        self.requires_key = bool(self._fixed_keys) or self.has_stored_keys
         self._host_rules = None if self.requires_key else HostRules(host=self._host, allowed_hosts=allowed_hosts)
         if self.requires_key and self.on_keys_required is not None:
             self.on_keys_required()
@@ -219,9 +227,9 @@ class Authenticator:
     async def _verify(self, key: bytes) -> Grant:
         # All keys are compared, in constant time, so that the duration reveals nothing about them.
         digest = compute_digest(key)
-        matches = [project for each, project in self._projects if hmac.compare_digest(each, digest)]
+        matches = [fixed for each, fixed in self._fixed_keys if hmac.compare_digest(each, digest)]
         if matches:
-            grant = Grant(matches[0], ADMIN)
+            grant = matches[0]
         else:
             # The time starts before the store is read: a revocation during the read must not extend it.
             started_at = self._monotonic()
@@ -251,7 +259,7 @@ class Authenticator:
         if scope is None:  # a newer version may have others
             raise InvalidApiKey("The API key has no scope that this server knows.")
         self._note_use(stored, now)
-        return Grant(stored.project, scope, started_at + seconds)
+        return Grant(stored.project, scope, started_at + seconds, stored.id)
 
     def _note_use(self, stored: StoredKey, now: float) -> None:
         """Write the last use of a key in the background, unless it was written recently by any process."""
@@ -269,6 +277,20 @@ class Authenticator:
             await self._store.record_key_use(key_id, used_at, interval=_USE_INTERVAL_SECONDS)
         except AntiphonError as error:  # the store logs its failures
             logger.debug("the last use of the key %s was not written: %s", key_id, error)
+
+
+def _make_fixed_grant(key: ApiKey, number: int) -> Grant:
+    """Return the rights of a key of the settings.
+
+    Such keys have all scopes by default, and are given to the users of a project. So they administer only this project,
+    except those of the default project.
+    """
+    return Grant(
+        key.project,
+        Scope[key.scope.upper()],
+        key_id=key.id or f"settings-{number}",
+        is_organization_wide=key.project == DEFAULT_PROJECT,
+    )
 
 
 def make_scope_error(scope: Scope, needed: Scope) -> InsufficientScope:

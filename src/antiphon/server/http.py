@@ -6,7 +6,7 @@ import string
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.engine.respond.ids import random_hex
@@ -16,6 +16,10 @@ from antiphon.protocol import codec
 from antiphon.server.body_budget import FREE_BYTES, BodyBudget, BodyDropped, BodyShare
 from antiphon.server.error_response import encode_error_body
 from antiphon.server.response_body import SharedBody
+
+if TYPE_CHECKING:
+    from antiphon.server.auth import Grant
+    from antiphon.server.limits.limiter import Permit
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -79,6 +83,7 @@ class HttpRequest:
         "bytes_sent",
         "error_code",
         "extra_headers",
+        "grant",
         "headers",
         "id",
         "mark_authenticated",
@@ -86,6 +91,7 @@ class HttpRequest:
         "model",
         "path",
         "path_params",
+        "permit",
         "project",
         "query",
         "raw_path",
@@ -122,6 +128,8 @@ class HttpRequest:
         self.path_params: tuple[str, ...] = ()
         self.route_path = ""  # until a route is found
         self.project = ""  # until the request is authenticated
+        self.grant: Grant | None = None
+        self.permit: Permit | None = None  # only if there are limits
         self.model: str | None = None
         self.response_id: str | None = None
         self.stream = False
@@ -138,8 +146,19 @@ class HttpRequest:
         return self.path_params[0]
 
     @property
+    def key_id(self) -> str:
+        """The id of the API key, or an empty text."""
+        return "" if self.grant is None else self.grant.key_id
+
+    @property
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.started_at) * 1000
+
+    def release(self) -> None:
+        """Release the share of the body and the permit of the request."""
+        self.release_body()
+        if self.permit is not None:
+            self.permit.release()
 
     def release_body(self) -> None:
         """Return the share of the budget that the body takes. The request has been answered."""

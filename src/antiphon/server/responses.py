@@ -11,7 +11,7 @@ from antiphon.config import Dialect
 from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
-from antiphon.engine.respond.run import Events
+from antiphon.engine.respond.run import Events, Run
 from antiphon.errors import Unavailable
 from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
@@ -86,12 +86,11 @@ class ResponseHandlers:
         http_request.warn_ignored(decoded.ignored)
         dialect = choose_dialect(http_request.headers, self._compat)
         # A background request that has arrived is accepted, even if its client does not wait for the response.
-        accepted = None
-        if request.background:
-            accepted = await self._engine.create(request, project=http_request.project)
-            http_request.response_id = accepted.response.id
+        accepted = await self._accept(http_request, request) if request.background else None
         with DisconnectWatch(http_request):
-            run = accepted or await self._engine.create(request, project=http_request.project)
+            run = accepted or await self._engine.create(
+                request, project=http_request.project, key_id=http_request.key_id
+            )
             http_request.model = run.response.model
             http_request.response_id = run.response.id
             http_request.warnings += run.warnings
@@ -119,6 +118,14 @@ class ResponseHandlers:
             await http_request.finish(tail + DONE)
         else:
             await _respond(http_request, dialect.adapt_response(run.response))
+
+    async def _accept(self, http_request: HttpRequest, request: CreateRequest) -> Run | BackgroundRun:
+        """Accept a background request. Its response runs within other limits than the HTTP request."""
+        accepted = await self._engine.create(request, project=http_request.project, key_id=http_request.key_id)
+        http_request.response_id = accepted.response.id
+        if http_request.permit is not None:
+            http_request.permit.release()
+        return accepted
 
     async def retrieve(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, ResponseQuery)
@@ -185,7 +192,9 @@ class ResponseHandlers:
         http_request.warn_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(body) | {"input": body.input or []})
         with DisconnectWatch(http_request):
-            compacted, warnings = await self._engine.compact(request, project=http_request.project)
+            compacted, warnings = await self._engine.compact(
+                request, project=http_request.project, key_id=http_request.key_id
+            )
         http_request.warnings += warnings
         await http_request.respond_with(compacted)
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from antiphon.errors import AntiphonError, MethodNotAllowed, NotFound
 from antiphon.server.http import HttpRequest
-from antiphon.server.scopes import ADMIN, ROUTE_SCOPES, Scope
+from antiphon.server.scopes import ADMIN, LIMITED_ROUTES, ROUTE_SCOPES, Scope
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 
@@ -45,7 +45,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 class Route(NamedTuple):
     """A handler. A `public` one needs no key, others one with `scope`. `path` is its pattern.
 
-    If `reads_query` is set, it parses the query itself.
+    If `reads_query` is set, it parses the query itself. A `limited` one counts as a request for rate limits.
     """
 
     handler: Handler
@@ -53,6 +53,7 @@ class Route(NamedTuple):
     reads_query: bool = False
     path: str = ""
     scope: Scope = ADMIN
+    limited: bool = False
 
 
 class RouteEntry(NamedTuple):
@@ -106,7 +107,14 @@ class Router:
             methods = self._plain.setdefault(path, {})
         reads_query = reads_query or (isinstance(operation, Operation) and operation.query_type is not None)
         scope = ROUTE_SCOPES.get(f"{method} {path}", ADMIN)
-        methods[method] = Route(handler, public=public, reads_query=reads_query, path=path, scope=scope)
+        methods[method] = Route(
+            handler,
+            public=public,
+            reads_query=reads_query,
+            path=path,
+            scope=scope,
+            limited=f"{method} {path}" in LIMITED_ROUTES,
+        )
         if method == "GET":
             methods["HEAD"] = methods[method]
         methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True, path=path))

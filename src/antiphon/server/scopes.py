@@ -84,6 +84,17 @@ ROUTE_SCOPES: Mapping[str, Scope] = {
 """The scope of each route that needs a key. A route that is missing here needs `admin`."""
 
 
+LIMITED_ROUTES = frozenset(
+    {
+        "POST /v1/responses",
+        "POST /v1/responses/input_tokens",
+        "POST /v1/responses/compact",
+        "POST /v1/agent/execute",
+    }
+)
+"""The routes that count as requests for rate limits: those that use a model."""
+
+
 def find_highest_scope(labels: Iterable[str]) -> Scope | None:
     """Return the scope that includes all others of a key, or None if the key has no known scope."""
     known = (Scope.__members__.get(label.upper()) for label in labels)

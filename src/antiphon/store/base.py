@@ -1,8 +1,8 @@
 """The protocol of a store, and the types it takes and returns.
 
 The protocol has one part for each kind of stored data, and one for references to items. Every row belongs to a project,
-and every method takes one, except those that serve the server itself: `expire`, the methods for API keys, and the
-methods with which workers take runs from the queue.
+and every method takes one, except those that serve the server itself: `expire`, the methods for API keys, projects and
+usage, and the methods with which workers take runs from the queue.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +18,7 @@ from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.keys import KeyStore
 from antiphon.store.limits import RunLimits
+from antiphon.store.usage import ProjectStore, UsageStore
 from antiphon.store.write_observer import OnWrite
 
 Order = Literal["asc", "desc"]
@@ -442,6 +443,8 @@ class Store(
     HostedStepStore,
     PromptStore,
     KeyStore,
+    ProjectStore,
+    UsageStore,
     Protocol,
 ):
     """Storage for all data that outlives a request.

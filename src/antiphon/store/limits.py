@@ -6,6 +6,7 @@ The limits on runs are shared by all processes that use one store. A claim count
 
 import heapq
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
@@ -39,7 +40,8 @@ class RunLimits(NamedTuple):
 
     `concurrency` and `concurrency_per_project`: the number of runs in progress. `starts_per_minute`: the number of runs
     that begin in any 60 seconds. Only the first attempt at a run is a start. `queued` and `queued_per_project`: the
-    number of runs that wait; more are not accepted.
+    number of runs that wait; more are not accepted. `concurrency_by_project` and `queued_by_project` have other numbers
+    for some projects. `queued_setting` names the setting of `queued_per_project` in errors.
     """
 
     concurrency: int | None = None
@@ -47,6 +49,9 @@ class RunLimits(NamedTuple):
     starts_per_minute: int | None = None
     queued: int | None = None
     queued_per_project: int | None = None
+    concurrency_by_project: Mapping[str, int] = MappingProxyType({})
+    queued_by_project: Mapping[str, int] = MappingProxyType({})
+    queued_setting: str = "background_queued_per_project"
 
     @property
     def counts_waiting(self) -> bool:
@@ -54,7 +59,18 @@ class RunLimits(NamedTuple):
 
     @property
     def counts_active(self) -> bool:
-        return self.concurrency is not None or self.concurrency_per_project is not None
+        return (
+            self.concurrency is not None
+            or self.concurrency_per_project is not None
+            or bool(self.concurrency_by_project)
+        )
+
+    def select_project(self, project: str) -> "RunLimits":
+        """Return the limits with the number of waiting runs of one project."""
+        queued = self.queued_by_project.get(project)
+        if queued is None:
+            return self
+        return self._replace(queued_per_project=queued, queued_setting=f"projects.{project}.limits.queued")
 
 
 class Admission:
@@ -66,6 +82,7 @@ class Admission:
 
     def __init__(self, limits: RunLimits, *, slots: int, active: Mapping[str, int], starts: int) -> None:
         self._per_project = limits.concurrency_per_project
+        self._by_project = limits.concurrency_by_project
         self._active = dict(active)
         self.room = slots
         if limits.concurrency is not None:
@@ -91,7 +108,8 @@ class Admission:
         return True
 
     def _is_full(self, project: str) -> bool:
-        return self._per_project is not None and self._active[project] >= self._per_project
+        limit = self._by_project.get(project, self._per_project)
+        return limit is not None and self._active[project] >= limit
 
 
 class WaitingRun(Protocol):

@@ -125,6 +125,37 @@ TABLES = (
         ),
         "id",
     ),
+    Table(
+        "projects",
+        (Column("id"), Column("name"), Column("created_at", "integer"), Column("archived_at", "integer")),
+        "id",
+    ),
+    Table(
+        "usage",
+        (
+            Column("started_at", "integer"),
+            _PROJECT,
+            Column("key_id"),
+            Column("model"),
+            Column("requests", "integer"),
+            Column("input_tokens", "integer"),
+            Column("cached_tokens", "integer"),
+            Column("output_tokens", "integer"),
+            Column("cost", "number"),
+        ),
+        "started_at, project, key_id, model",
+    ),
+    Table(
+        "usage_months",
+        (
+            Column("month", "integer"),
+            _PROJECT,
+            Column("key_id"),
+            Column("tokens", "integer"),
+            Column("cost", "number"),
+        ),
+        "month, project, key_id",
+    ),
     Table("effect_claims", (_PROJECT, Column("key"), Column("expires_at", "integer")), "project, key"),
 )
 

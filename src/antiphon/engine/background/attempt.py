@@ -17,13 +17,14 @@ import msgspec
 
 from antiphon import offload
 from antiphon.engine.background.event_writer import EventWriter, LoggedEvents, end_log, read_log
-from antiphon.engine.prepare.prepare import Accepted
+from antiphon.engine.prepare.prepare import Accepted, Prepared
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import conversation_for
 from antiphon.engine.respond.run import Postponed, Run
 from antiphon.engine.serve.hosted.journal import StepJournal
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
+from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import ModelNotFound, ServerError, StoreUnavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
@@ -67,12 +68,14 @@ class LeftToOthers(Postponed):
 class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The stored form of a queued request: the prepared request, and the number of ids that its input used.
 
-    `traceparent` is the span of the request that was accepted, if there are traces.
+    `key_id` is the key for which its usage is counted. `traceparent` is the span of the request that was accepted, if
+    there are traces.
     """
 
     request: CreateRequest
     minted: int
     traceparent: str = ""
+    key_id: str = ""
 
 
 class Attempt:
@@ -81,12 +84,24 @@ class Attempt:
     `lease` is the lease period, the unit of the time that a run is left to other processes.
     """
 
-    def __init__(self, claimed: ClaimedRun, owner: str, store: Store, pipeline: Pipeline, *, lease: float) -> None:
+    def __init__(
+        self,
+        claimed: ClaimedRun,
+        owner: str,
+        store: Store,
+        pipeline: Pipeline,
+        *,
+        lease: float,
+        usage: UsageRecorder | None = None,
+    ) -> None:
         self._claimed = claimed
         self._owner = owner
         self._store = store
         self._pipeline = pipeline
         self._lease = lease
+        self._usage = usage
+        self._key_id = ""
+        self._prepared: Prepared | None = None
         self._stored: StoredResponse | None = None
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
@@ -132,6 +147,7 @@ class Attempt:
         response = self._begin_response()
         encoded = self._claimed.request
         queued = await offload.run_sized(len(encoded), partial(msgspec.json.decode, type=QueuedRequest), encoded)
+        self._key_id = queued.key_id
         mint = Mint(response.id.removeprefix("resp_"), queued.minted)
         if log.events and not _can_reproduce(response, mint, log.events):
             await self._fail(DIVERGED, log)
@@ -172,6 +188,8 @@ class Attempt:
             raise ServerError(f"The response {response.id} could not be stored.")
         if self._pipeline.observer is not None:
             self._pipeline.observer.count_response(self._run.response)
+        if self._usage is not None:
+            self._usage.record_response(self._claimed.project, self._key_id, self._run.response, self._prepared)
 
     def _begin_response(self) -> Response:
         """Return the response as it was queued, or the known part of it if it cannot be read."""
@@ -206,6 +224,7 @@ class Attempt:
             return
         try:
             prepared = await self._pipeline.prepare(request, project=self._claimed.project, accepted=accepted)
+            self._prepared = prepared
             journal = await self._open_journal(accepted.response_id) if prepared.is_hosted else None
             serving = await self._pipeline.serve(prepared, replayed=replayed, journal=journal)
         except ModelNotFound:  # not configured here any more, or unknown to the upstream

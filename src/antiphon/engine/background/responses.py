@@ -60,6 +60,7 @@ class BackgroundResponses:
         self._lease = lease
         self.limits = limits
         self._stopping = False
+        self.refusals = 0  # because too many responses of a project wait
         # Signals of responses that other processes work on. Each exists while a follower holds it.
         self._signals: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
@@ -76,13 +77,15 @@ class BackgroundResponses:
 
         Raises RateLimited if too many responses of the project wait, and Unavailable if too many wait in all.
         """
+        limits = self.limits.select_project(project)
         try:
-            await self._store.enqueue(project, stored, request, limits=self.limits)
+            await self._store.enqueue(project, stored, request, limits=limits)
         except QueueFull as full:
             seconds = self._scheduler.estimate_seconds(full.waiting)
             if full.is_project:
+                self.refusals += 1
                 reason = f"background responses of this project wait: {full.waiting}"
-                raise refuse_project(reason, "background_queued_per_project", seconds) from None
+                raise refuse_project(reason, limits.queued_setting, seconds) from None
             raise refuse_all(f"background responses wait: {full.waiting}", "background_queued", seconds) from None
         self._scheduler.announce(RunKey(project, stored.response.id))
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from antiphon.engine.background.attempt import Attempt, LeftToOthers
 from antiphon.engine.serve.pipeline import Pipeline
+from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import StoreLost, StoreUnavailable
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
 from antiphon.store.limits import RunLimits
@@ -35,13 +36,21 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, *, slots: int, lease: float, limits: RunLimits = NO_LIMITS
+        self,
+        store: Store,
+        pipeline: Pipeline,
+        *,
+        slots: int,
+        lease: float,
+        limits: RunLimits = NO_LIMITS,
+        usage: UsageRecorder | None = None,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._slots = slots
         self._lease = lease
         self._limits = limits
+        self._usage = usage
         self._owner = secrets.token_hex(16)
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._waits: dict[str, float] = {}
@@ -160,7 +169,7 @@ class Worker:
 
     def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = Attempt(claimed, self._owner, self._store, self._pipeline, lease=self._lease)
+        attempt = Attempt(claimed, self._owner, self._store, self._pipeline, lease=self._lease, usage=self._usage)
         # We may have lost the run and claimed it again before our first attempt noticed: both write under one owner.
         stale = self._tasks.get(key)
         if stale is not None:

@@ -1,7 +1,7 @@
 """The metrics of a server. docs/guides/metrics.md describes each of them."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
@@ -11,6 +11,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError
 from antiphon.protocol.response import Response, Usage
 from antiphon.server.http import HttpRequest
+from antiphon.server.limits.limiter import Limiter
 from antiphon.server.metrics.process import make_process_metrics
 from antiphon.server.metrics.registry import (
     OTHER,
@@ -44,8 +45,9 @@ class ServerMetrics:
     Implements `EngineObserver`. Everything runs on the event loop, except `count_write`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, get_limiter: Callable[[], Limiter | None] = lambda: None) -> None:
         self._engine = engine
+        self._get_limiter = get_limiter
         self._models = BoundedLabel(MAX_MODELS)
         self._waiting: float | None = None
         self._requests = Counter(
@@ -80,6 +82,7 @@ class ServerMetrics:
             self._write_times,
             self._write_failures,
             *self._make_engine_metrics(),
+            *self._make_limit_metrics(),
             *self._make_upstream_metrics(),
             *make_process_metrics(),
         ]
@@ -159,6 +162,19 @@ class ServerMetrics:
             Metric("antiphon_build_info", "Always 1. The labels have the versions.", ("version", "python")),
             "gauge",
             lambda: [((_read_version(), python_version()), 1)],
+        )
+
+    def _make_limit_metrics(self) -> Iterable[Collector]:
+        def read_refusals() -> Readings:
+            limiter = self._get_limiter()
+            refusals = self._engine.refusals | ({} if limiter is None else limiter.refusals)
+            for name, count in sorted(refusals.items()):
+                yield (name,), count
+
+        yield Reading(
+            Metric("antiphon_limited_requests_total", "Requests refused by a limit of a key or project.", ("limit",)),
+            "counter",
+            read_refusals,
         )
 
     def _make_upstream_metrics(self) -> Iterable[Collector]:

@@ -1,5 +1,6 @@
 """The WebSocket handler of /v1/responses: opens connections, and closes them when the server shuts down."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from antiphon.config import Settings
@@ -8,6 +9,7 @@ from antiphon.errors import Unavailable, UpgradeRequired
 from antiphon.server.auth import Authenticator
 from antiphon.server.http import HttpRequest
 from antiphon.server.keepalive import Keepalive
+from antiphon.server.limits.limiter import Limiter
 from antiphon.server.websocket.socket import UpgradeRequest
 
 if TYPE_CHECKING:
@@ -19,10 +21,17 @@ class WebSocketHandler:
     """Serves WebSocket connections. With `spans`, each response has one."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, authenticator: Authenticator, spans: "RequestSpans | None" = None
+        self,
+        engine: Engine,
+        settings: Settings,
+        authenticator: Authenticator,
+        spans: "RequestSpans | None" = None,
+        *,
+        get_limiter: Callable[[], Limiter | None] = lambda: None,
     ) -> None:
         self._spans = spans
         self._authenticator = authenticator
+        self._get_limiter = get_limiter
         self._engine = engine
         self._settings = settings
         self._keepalive = Keepalive(settings.keepalive_seconds)
@@ -39,7 +48,12 @@ class WebSocketHandler:
 
         limit = self._settings.max_body_bytes
         state = ConnectionState(
-            self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat
+            self._engine,
+            http_request,
+            self._keepalive,
+            max_bytes=limit,
+            compat=self._settings.compat,
+            get_limiter=self._get_limiter,
         )
         state.spans = self._spans
         connection = WebSocketConnection(

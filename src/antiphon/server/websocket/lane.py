@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.respond.run import Run
-from antiphon.errors import AntiphonError, ServerError
+from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
@@ -131,9 +131,27 @@ class Lane:
         line.model = queued.request.model
         line.warnings = list(queued.warnings)
         mark_large(is_large=queued.size > LARGE_BYTES)
+        permit = None
+        limiter = self._state.get_limiter()
+        if limiter is not None:
+            try:
+                permit = limiter.admit(self._state.project, self._state.upgrade.key_id)
+            except RateLimited as error:
+                await self._refuse(queued, error, line)
+                return
+        try:
+            await self._respond(queued, line)
+        finally:
+            if permit is not None:
+                permit.release()
+
+    async def _respond(self, queued: LaneRequest, line: AccessLine) -> None:
         try:
             run = await self._state.engine.create(
-                queued.request, project=self._state.project, session=self._state.session
+                queued.request,
+                project=self._state.project,
+                key_id=self._state.upgrade.key_id,
+                session=self._state.session,
             )
         except Exception as error:
             await self._refuse(queued, _as_antiphon_error(error, self._state.upgrade.id), line)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from antiphon.config import Dialect
@@ -15,6 +15,7 @@ from antiphon.protocol.websocket import SocketError
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.dialect import choose_dialect
 from antiphon.server.keepalive import Keepalive
+from antiphon.server.limits.limiter import Limiter
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.socket import UpgradeRequest
 from antiphon.server.websocket.steering import QueuedSteer
@@ -44,6 +45,7 @@ class ConnectionState:
         "dialect",
         "ended",
         "engine",
+        "get_limiter",
         "keepalive",
         "pending_steers",
         "request_share",
@@ -63,10 +65,12 @@ class ConnectionState:
         *,
         max_bytes: int,
         compat: Dialect,
+        get_limiter: Callable[[], Limiter | None] = lambda: None,
     ) -> None:
         self.dialect = choose_dialect(upgrade.headers, compat)
         self.body_budget = upgrade.body_budget or BodyBudget(max_bytes)
         self.engine = engine
+        self.get_limiter = get_limiter
         self.upgrade = upgrade
         self.socket = upgrade.socket
         self.request_share = self.body_budget.open(self.socket.abort, is_slow=self._is_stalled)

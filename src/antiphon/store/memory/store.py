@@ -28,6 +28,7 @@ from antiphon.store.memory.containers import MemoryContainers
 from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.keys import MemoryKeys
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
+from antiphon.store.memory.usage import MemoryUsage
 from antiphon.store.record import (
     EventBatch,
     ForeignItem,
@@ -350,7 +351,9 @@ class MemoryPrompts(MemoryTables):
         return self._tables.prompts.pop((project, prompt_id), None) is not None
 
 
-class MemoryStore(MemoryResponses, MemoryRunQueue, MemoryHostedSteps, MemoryPrompts, MemoryKeys, MemoryContainers):
+class MemoryStore(
+    MemoryResponses, MemoryRunQueue, MemoryHostedSteps, MemoryPrompts, MemoryKeys, MemoryUsage, MemoryContainers
+):
     """All parts of a store on one set of tables."""
 
 

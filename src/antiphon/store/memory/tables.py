@@ -32,6 +32,7 @@ from antiphon.store.record import (
     unpack_named_items,
     unpack_output,
 )
+from antiphon.store.usage import LimitCounts, StoredProject, UsageRow
 from antiphon.store.write_observer import OnWrite
 
 Key = tuple[str, str]  # the project, and the id of a response, conversation or prompt
@@ -75,7 +76,7 @@ class Tables(msgspec.Struct):
     """All tables. Dictionaries keep the order in which rows were inserted.
 
     `foreign` has, by response, the ids of the items that the response did not produce. `run_starts` has the times at
-    which runs started in the last minute.
+    which runs started in the last minute. `limit_counts` has counts with their time, by subject and process.
     """
 
     responses: dict[Key, ResponseRecord] = {}
@@ -88,6 +89,10 @@ class Tables(msgspec.Struct):
     hosted_steps: dict[Key, list[bytes]] = {}
     effect_claims: dict[Key, int | None] = {}
     api_keys: dict[str, StoredKey] = {}
+    projects: dict[str, StoredProject] = {}
+    usage: dict[tuple[int, str, str, str], UsageRow] = {}
+    usage_months: dict[tuple[int, str, str], tuple[int, float]] = {}
+    limit_counts: dict[tuple[str, str], tuple[LimitCounts, float]] = {}
     containers: dict[Key, ContainerRow] = {}
     container_files: dict[Key, dict[str, ContainerFileRow]] = {}
     next_positions: Iterator[int] = msgspec.field(default_factory=itertools.count)

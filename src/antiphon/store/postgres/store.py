@@ -8,6 +8,7 @@ from antiphon.store.postgres.hosted_steps import PostgresHostedSteps
 from antiphon.store.postgres.keys import PostgresKeys
 from antiphon.store.postgres.responses import PostgresResponses
 from antiphon.store.postgres.runs import PostgresRunQueue
+from antiphon.store.postgres.usage import PostgresUsage
 from antiphon.store.postgres.writer import GroupedStatement
 from antiphon.store.sql_prompts import PromptStatements, SqlPrompts, make_version_error
 
@@ -52,5 +53,6 @@ class PostgresStore(
     PostgresPrompts,
     PostgresKeys,
     PostgresFileCheck,
+    PostgresUsage,
 ):
     """All parts of a store on one database. They share the writer, so one transaction can span several parts."""

@@ -12,6 +12,7 @@ from antiphon.store.sqlite.keys import SqliteKeys
 from antiphon.store.sqlite.responses import SqliteResponses
 from antiphon.store.sqlite.runs import SqliteRunQueue
 from antiphon.store.sqlite.space import SqliteSpace
+from antiphon.store.sqlite.usage import SqliteUsage
 
 SAVE = "INSERT INTO prompts (project, id, version, body, created_at) VALUES (?, ?, ?, ?, ?)"
 
@@ -42,6 +43,7 @@ class SqliteStore(
     SqliteHostedSteps,
     SqlitePrompts,
     SqliteKeys,
+    SqliteUsage,
     SqliteContainers,
     SqliteSpace,
 ):

@@ -1,0 +1,185 @@
+"""Usage: the requests, tokens and costs of all responses, by project, key and model.
+
+Usage is counted in memory when a response ends and written to the store in batches. If the process is killed, it loses
+at most the usage of the last `FLUSH_SECONDS`.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from antiphon import offload
+from antiphon.engine.prepare.prepare import Prepared
+from antiphon.errors import AntiphonError
+from antiphon.limit_settings import ModelPrice
+from antiphon.protocol import codec
+from antiphon.protocol.response import Response, Usage
+from antiphon.store.usage import HOUR, MINUTE, UsageRow, UsageStore
+from antiphon.upstream.token_estimate import estimate_item, estimate_tokens
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5.0
+"""Time between the end of a response and the write of its usage."""
+
+# With this number of rows, they are written at once.
+_MAX_ROWS = 1000
+# While the store fails, rows up to this number are held for the next attempt.
+_MAX_HELD_ROWS = 100_000
+
+
+class Charge(NamedTuple):
+    """The tokens and the cost of a model call, for the limits of its key and project."""
+
+    project: str
+    key_id: str
+    tokens: int
+    cost: float
+
+
+class UsageRecorder:
+    """Counts usage and writes it to the store.
+
+    `on_charge` is called for each response that has ended. `now` is the clock, for tests.
+    """
+
+    def __init__(
+        self,
+        store: UsageStore,
+        prices: Mapping[str, ModelPrice],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self.prices = prices
+        self._now = now
+        self._rows: dict[tuple[int, str, str, str], UsageRow] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+        self._rolled_up_at = 0.0
+        self._is_closed = False
+        self.on_charge: Callable[[Charge], None] | None = None
+
+    def record(self, project: str, key_id: str, model: str, usage: Usage) -> None:
+        """Count a response or another model call."""
+        cached = usage.input_tokens_details.cached_tokens
+        price = self.prices.get(model) if self.prices else None
+        cost = 0.0 if price is None else price.compute_cost(usage.input_tokens, cached, usage.output_tokens)
+        key = int(self._now()) // MINUTE * MINUTE, project, key_id, model
+        before = self._rows.get(key)
+        if before is None:
+            self._rows[key] = UsageRow(*key, 1, usage.input_tokens, cached, usage.output_tokens, cost)
+        else:
+            self._rows[key] = UsageRow(
+                *key,
+                before.requests + 1,
+                before.input_tokens + usage.input_tokens,
+                before.cached_tokens + cached,
+                before.output_tokens + usage.output_tokens,
+                before.cost + cost,
+            )
+        if self.on_charge is not None:
+            self.on_charge(Charge(project, key_id, usage.input_tokens + usage.output_tokens, cost))
+        if self._timer is None and not self._is_closed:
+            seconds = 0.0 if len(self._rows) >= _MAX_ROWS else FLUSH_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._start_flush)
+
+    def record_response(self, project: str, key_id: str, response: Response, prepared: Prepared | None = None) -> None:
+        """Count a response that has ended.
+
+        If it was interrupted before its model reported the usage, the tokens are estimated. A response that failed
+        without output is not counted.
+        """
+        if response.usage is not None:
+            self.record(project, key_id, response.model, response.usage)
+        elif prepared is not None and (response.output or response.status == "cancelled"):
+            self._start(self._record_estimate(project, key_id, response, prepared))
+
+    async def _record_estimate(self, project: str, key_id: str, response: Response, prepared: Prepared) -> None:
+        usage = await offload.run(_estimate_usage, response, prepared)
+        self.record(project, key_id, response.model, usage)
+
+    async def flush(self, *, on_taken: Callable[[], None] | None = None) -> bool:
+        """Write all counted usage. Return False if the store failed: the rows are written later.
+
+        `on_taken` is called at the moment after which usage is not part of this write.
+        """
+        if self._lock.locked():
+            async with self._lock:
+                pass
+        rows, self._rows = self._rows, {}
+        if on_taken is not None:
+            on_taken()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        async with self._lock:
+            if not rows:
+                return True
+            try:
+                await self._store.add_usage(list(rows.values()))
+            except AntiphonError as error:  # the store logs its failures
+                logger.debug("the usage was not written yet: %s", error)
+                self._put_back(list(rows.values()))
+                return False
+        await self._roll_up()
+        return True
+
+    async def close(self) -> None:
+        """Write the last usage. Nothing is counted after this."""
+        self._is_closed = True
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if not await self.flush():
+            logger.error("the usage of %d minutes and models could not be stored", len(self._rows))
+
+    def _put_back(self, rows: Sequence[UsageRow]) -> None:
+        newer, self._rows = self._rows, {row[:4]: row for row in rows}
+        for key, row in newer.items():
+            before = self._rows.get(key)
+            sums = row[4:] if before is None else [a + b for a, b in zip(before[4:], row[4:], strict=True)]
+            self._rows[key] = UsageRow(*key, *sums)
+        if len(self._rows) > _MAX_HELD_ROWS:
+            logger.error("usage of %d minutes and models is lost: the store fails for too long", len(self._rows))
+            self._rows = {}
+        if self._timer is None and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
+
+    async def _roll_up(self) -> None:
+        """Join the minutes of old usage once in an hour."""
+        if self._now() - self._rolled_up_at < HOUR:
+            return
+        self._rolled_up_at = self._now()
+        try:
+            await self._store.roll_up_usage(int(self._now()))
+        except AntiphonError as error:  # the next hour tries again
+            logger.debug("old usage was not joined: %s", error)
+
+    def _start_flush(self) -> None:
+        self._timer = None
+        self._start(self._flush_in_background())
+
+    async def _flush_in_background(self) -> None:
+        try:
+            await self.flush()
+        except Exception:
+            logger.exception("the usage could not be written")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _estimate_usage(response: Response, prepared: Prepared) -> Usage:
+    turn = prepared.turn
+    input_tokens = estimate_tokens(turn.request, turn.items)
+    output = (msgspec.json.decode(codec.encode(item)) for item in response.output)
+    output_tokens = math.ceil(sum(map(estimate_item, output)))
+    return Usage(input_tokens, output_tokens, input_tokens + output_tokens, estimated=True)
