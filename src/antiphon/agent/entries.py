@@ -25,7 +25,7 @@ tool are the answer. `invalid_output`: the arguments of an output tool do not ma
 
 
 class UnresolvedCall(ToolInvocation, frozen=True):
-    """A call of a subagent that was running when the subagent ended, so that its effect is not known."""
+    """A call whose effect is not known: it timed out, or it was running when its process or its subagent ended."""
 
     idempotency_key: str = ""
 
@@ -147,7 +147,8 @@ class CallResultEntry(_Entry, tag="Resulted", frozen=True):
     """The result of a call. `spent` is the usage of the models that the tool called, `tool_calls` their calls.
 
     `block_reason` is set if the consequence is that the run is blocked. `unresolved` are the unresolved calls of the
-    subagent that the tool has run, if there are some, or were some before.
+    subagent that the tool has run, if there are some, or were some before. `unresolved_key` is the idempotency key of
+    the call if its own effect is not known.
     """
 
     call_id: str
@@ -158,6 +159,7 @@ class CallResultEntry(_Entry, tag="Resulted", frozen=True):
     tool_calls: int | UnsetType = UNSET
     block_reason: str | UnsetType = UNSET
     unresolved: list[UnresolvedCall] | UnsetType = UNSET
+    unresolved_key: str | UnsetType = UNSET
 
 
 class HandoffEntry(_Entry, tag="HandedOff", frozen=True):

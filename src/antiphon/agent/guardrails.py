@@ -247,7 +247,8 @@ def _make_result(guardrail: Callable[[Any], Any], value: Any, replaced: ToolResu
         result = make_result(value)
     except Exception as error:
         raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from None
-    return msgspec.structs.replace(result, spent=replaced.spent, tool_calls=replaced.tool_calls)
+    unchanged = {"spent": replaced.spent, "tool_calls": replaced.tool_calls}
+    return msgspec.structs.replace(result, **unchanged, may_have_happened=replaced.may_have_happened)
 
 
 def _is_user_message(item: JsonObject) -> bool:

@@ -144,9 +144,12 @@ class ToolProgress(RunEvent, tag="tool.progress"):
 
 
 class ToolFinished(RunEvent, tag="tool.finished"):
+    """The result of a tool call. `may_have_happened` is True if it failed but may have had its effect."""
+
     call: ToolInvocation
     output: Any
     is_error: bool
+    may_have_happened: bool = False
 
 
 class AgentChanged(RunEvent, tag="agent.changed"):

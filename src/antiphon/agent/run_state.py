@@ -99,7 +99,9 @@ class RunState:
         self.unresolved_calls: dict[str, list[UnresolvedCall]] = {}
         """The unresolved calls of subagents, by the name of the subagent's tool: see `unresolved.py`."""
         self.inherited_calls: list[UnresolvedCall] = []
-        """The unresolved calls of earlier runs of this subagent, which this run has not repeated."""
+        """The unresolved calls of this run, and of earlier runs of this subagent, that the run has not repeated."""
+        self._repeated_calls: dict[str, UnresolvedCall] = {}
+        """The unresolved calls that calls of the last turn repeat, by the id of the repetition."""
         self.repeats = RepeatCounter()
         self.decision: ToolInvocation | None = None
         self.final_results: dict[str, str] = {}
@@ -144,13 +146,8 @@ class RunState:
         return call_id in waiting and call_id not in self.verdicts
 
     def find_inherited(self, call: ToolInvocation) -> UnresolvedCall | None:
-        """Return the inherited call that an open call repeats. Each inherited call is repeated once."""
-        if not self.inherited_calls or call not in self.open_calls:
-            return None
-        signature = make_signature(call)
-        position = [each for each in self.open_calls if make_signature(each) == signature].index(call)
-        equal = [each for each in self.inherited_calls if make_signature(each) == signature]
-        return equal[position] if position < len(equal) else None
+        """Return the unresolved call that a call of the last turn repeats. Each is repeated by one call of a turn."""
+        return self._repeated_calls.get(call.call_id)
 
     def is_first_of_tool(self, call: ToolInvocation) -> bool:
         """Return True if the call is the first one of its tool in the last turn."""
@@ -239,6 +236,19 @@ class RunState:
         self.open_calls = list(self.calls)
         self.started_calls, self.replaced_calls, self.paused_calls, self.verdicts = set(), set(), {}, {}
         self.final_results, self.output_calls, self.replaced_output, self.invalid_output = {}, set(), None, ""
+        self._find_repeated_calls()
+
+    def _find_repeated_calls(self) -> None:
+        """Assign the unresolved calls to the calls of the last turn. A call that has started keeps its own."""
+        assigned = {key: call for key, call in self._repeated_calls.items() if key in self.started_calls}
+        waiting = [call for call in self.inherited_calls if call not in assigned.values()]
+        for call in self.calls if waiting else ():
+            signature = make_signature(call)
+            equal = next((each for each in waiting if make_signature(each) == signature), None)
+            if equal is not None and call.call_id not in self.started_calls:
+                assigned[call.call_id] = equal
+                waiting.remove(equal)
+        self._repeated_calls = assigned
 
     def _replace_output(self, text: str) -> None:
         """Replace the messages of the last answer, or the final result of a call."""
@@ -271,6 +281,7 @@ class RunState:
         self.calls[self.calls.index(call)] = replaced
         self.open_calls[self.open_calls.index(call)] = replaced
         self.replaced_calls.add(entry.call_id)
+        self._find_repeated_calls()
 
     def _drop_encrypted(self) -> None:
         if not self.filtered_count:
@@ -296,8 +307,12 @@ class RunState:
         self._resolve_inherited(self._find_open(entry.call_id))
         call = self._close_call(entry.call_id, entry.output)
         if entry.unresolved is not UNSET:
-            others = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
-            self.unresolved_calls[call.name] = [*others, *entry.unresolved]
+            earlier = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
+            self.unresolved_calls[call.name] = [*earlier, *entry.unresolved]
+        if entry.unresolved_key is not UNSET:
+            others = [each for each in self.inherited_calls if each.idempotency_key != entry.unresolved_key]
+            repeated = UnresolvedCall(call.call_id, call.name, call.arguments, entry.unresolved_key)
+            self.inherited_calls = [*others, repeated]
         if entry.spent is not None:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
@@ -325,7 +340,7 @@ class RunState:
     def _resolve_inherited(self, call: ToolInvocation) -> None:
         """Remove the inherited call that this one has repeated, or that a person has decided on."""
         inherited = self.find_inherited(call)
-        if inherited is not None and (call.call_id in self.started_calls or call.call_id in self.verdicts):
+        if inherited in self.inherited_calls and (call.call_id in self.started_calls or call.call_id in self.verdicts):
             self.inherited_calls.remove(inherited)
 
     def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:

@@ -176,7 +176,8 @@ class ToolCalls:
         """Give every open call an error as its output, so that the conversation can be continued."""
         for call in [each for each in self._state.open_calls if not is_spared(each)]:
             is_started = call.call_id in self._state.started_calls
-            await self._write_result(call, make_error_result(INTERRUPTED if is_started else reason))
+            refusal = make_error_result(INTERRUPTED if is_started else reason)
+            await self._write_result(call, structs.replace(refusal, may_have_happened=is_started))
 
     def close_history(self) -> list[JsonObject]:
         """Return the history with an error as the output of each open call, so that another run can continue it."""
@@ -220,7 +221,8 @@ class ToolCalls:
             replaced, reason = make_error_result(str(retry)), ""
         except Blocked as blocked:
             replaced, reason = make_error_result(WITHHELD), blocked.reason
-        return structs.replace(replaced, spent=result.spent, tool_calls=result.tool_calls), reason
+        unchanged = {"spent": result.spent, "tool_calls": result.tool_calls}
+        return structs.replace(replaced, **unchanged, may_have_happened=result.may_have_happened), reason
 
     # Admission
 
@@ -254,7 +256,8 @@ class ToolCalls:
         tool = self._executor.tools.get(call.name)
         refusal, consequence = self._find_refusal(call, tool, admitted, repeat)
         if refusal is not None:
-            await self._write_result(call, make_error_result(refusal), consequence=consequence)
+            refused = structs.replace(make_error_result(refusal), may_have_happened=self._may_have_happened(call))
+            await self._write_result(call, refused, consequence=consequence)
             return False
         if call.call_id not in self._state.verdicts and self._must_ask(call, tool):
             reason: PendingReason = "may_have_happened" if self._may_have_happened(call) else "needs_approval"
@@ -291,7 +294,8 @@ class ToolCalls:
         if is_interrupted(self._state, call):
             # It was approved before, or needed no approval.
             return tool.on_interrupt == "ask"
-        return (tool.on_interrupt == "ask" and self._may_have_happened(call)) or needs_approval(tool, call)
+        repeats_unknown = self._may_have_happened(call) and not tool.repeatable
+        return (tool.on_interrupt == "ask" and repeats_unknown) or needs_approval(tool, call)
 
     def _may_have_happened(self, call: ToolInvocation) -> bool:
         """Return True if the call, or an unresolved one that it repeats, may have had its effect."""
@@ -441,9 +445,19 @@ class ToolCalls:
             result.tool_calls or UNSET,
             block_reason or UNSET,
             self._list_unresolved(call),
+            self._find_unresolved_key(call, result),
         )
         await self._journal.write(entry)
-        self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
+        finished = ToolFinished(
+            self._journal.run_id, call, result.output, result.is_error, may_have_happened=result.may_have_happened
+        )
+        self._events.put_nowait(finished)
+
+    def _find_unresolved_key(self, call: ToolInvocation, result: ToolResult) -> str | UnsetType:
+        """Return the key of a call whose effect is not known. A subagent lists its own unresolved calls instead."""
+        if not result.may_have_happened or call.call_id in self._journal.subagents:
+            return UNSET
+        return self._journal.make_key(call)
 
     def _list_unresolved(self, call: ToolInvocation) -> list[UnresolvedCall] | UnsetType:
         """Return the unresolved calls of the subagent that a call has run. UNSET if there were none before either."""

@@ -1,8 +1,8 @@
-"""Calls of subagents whose effect is not known, because the subagent ended while they were running.
+"""Calls of subagents whose effect is not known when the subagent ends.
 
 The model of the parent run reads an error then, and may call the subagent again. If the new run of the subagent makes
 the same call, it is the same call for the receiver too: it gets the idempotency key of the first one. `on_interrupt` of
-the tool decides if a person is asked before.
+the tool decides if a person is asked before. The same holds for calls within one run (`RunState.inherited_calls`).
 """
 
 from antiphon.agent.entries import UnresolvedCall

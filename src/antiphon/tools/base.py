@@ -67,13 +67,15 @@ class ToolResult(Struct, frozen=True):
     """The output of a tool call as the model reads it: a text, or content parts of the Responses API.
 
     A tool that calls models itself returns their usage in `spent`, and the number of their tool calls in `tool_calls`.
-    Both count against the limits of the run.
+    Both count against the limits of the run. `may_have_happened` is set with an error if the call may have had its
+    effect nevertheless, for example after a timeout. If the model repeats the call, it has the same idempotency key.
     """
 
     output: str | list[dict[str, Any]]
     is_error: bool = False
     spent: UsageCost | None = None
     tool_calls: int = 0
+    may_have_happened: bool = False
 
 
 class Tool(Struct, frozen=True, kw_only=True):

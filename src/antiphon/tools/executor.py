@@ -95,7 +95,11 @@ def replace_surrogates(text: str) -> str:
 
 
 class _RetryableError(Exception):
-    """A failed attempt that may succeed when it is repeated."""
+    """A failed attempt that may succeed when it is repeated. Its effect may have happened nevertheless."""
+
+    def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_happened = may_have_happened
 
 
 def _index_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -110,13 +114,18 @@ def _index_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 async def _call_with_retries(
     tool: Tool, call: ToolInvocation, context: ToolContext[Any], observer: CallObserver
 ) -> ToolResult:
+    is_unknown = False
     for attempt in range(tool.retries + 1):
         await observer.begin()
         try:
-            return await _call_once(tool, call, context, observer)
+            result = await _call_once(tool, call, context, observer)
+            # An error of the last attempt does not undo the effect of an earlier one.
+            is_unknown = result.is_error and (is_unknown or result.may_have_happened)
+            return msgspec.structs.replace(result, may_have_happened=is_unknown)
         except _RetryableError as error:
+            is_unknown |= error.may_have_happened
             if attempt == tool.retries:
-                return make_error_result(str(error))
+                return msgspec.structs.replace(make_error_result(str(error)), may_have_happened=is_unknown)
             logger.info("retrying the tool %s: %s", tool.name, error)
             await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**attempt, _MAX_DELAY_SECONDS) * random.uniform(0.5, 1.0))
     raise AssertionError("the last attempt returns")
@@ -136,11 +145,11 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext[Any]
         repeat_cancellation()
     if not work.done() and not await _stop(tool, work):
         observer.give_up()
-        return make_error_result(
-            f"The tool took longer than {tool.timeout:g} seconds and did not stop. It may still be running."
-        )
+        message = f"The tool took longer than {tool.timeout:g} seconds and did not stop. It may still be running."
+        return msgspec.structs.replace(make_error_result(message), may_have_happened=True)
     if work.cancelled():
-        raise _RetryableError(f"The tool took longer than {tool.timeout:g} seconds and was stopped.")
+        message = f"The tool took longer than {tool.timeout:g} seconds and was stopped."
+        raise _RetryableError(message, may_have_happened=True)
     try:
         return work.result()
     except GeneratorExit:
@@ -188,7 +197,8 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
     except BaseException as error:
         # Extension modules raise panics that are no Exception, and programs call sys.exit. Neither ends the run.
         logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
-        raise _RetryableError(f"{type(error).__name__}: {_describe_exception(error)}") from None
+        message = f"{type(error).__name__}: {_describe_exception(error)}"
+        raise _RetryableError(message, may_have_happened=getattr(error, "may_have_happened", False) is True) from None
 
 
 def _validate_result(result: object) -> ToolResult:

@@ -220,7 +220,8 @@ class McpServer:
         except AntiphonError as error:
             if raises:
                 raise
-            return make_error_result(error.message)
+            is_unknown = getattr(error, "may_have_happened", False)
+            return msgspec.structs.replace(make_error_result(error.message), may_have_happened=is_unknown)
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> JsonObject:
         meta = {IDEMPOTENCY_KEY: context.idempotency_key}

@@ -70,16 +70,23 @@ class McpFailure(UpstreamError):
     """A request to an MCP server has no result. `reason` is the message without the name of the server.
 
     `number` is the JSON-RPC error code of the server, `http_status` the status of its HTTP response. They are None if
-    there is none.
+    there is none. `may_have_happened` is True if the connection was lost during a call.
     """
 
     def __init__(
-        self, reason: str, *, message: str | None = None, number: int | None = None, http_status: int | None = None
+        self,
+        reason: str,
+        *,
+        message: str | None = None,
+        number: int | None = None,
+        http_status: int | None = None,
+        may_have_happened: bool = False,
     ) -> None:
         super().__init__(message or reason)
         self.reason = reason
         self.number = number
         self.http_status = http_status
+        self.may_have_happened = may_have_happened
 
 
 Connect = Callable[[McpConnectionState], AbstractAsyncContextManager[Any]]
@@ -368,7 +375,7 @@ class McpConnection:
         unknown = "The call may or may not have taken effect."
         message = f"The connection to the MCP server {self._name} was lost. {unknown}"
         reason = f"The connection was lost. {unknown}" if failure is None else f"{failure.message} {unknown}"
-        return McpFailure(reason, message=message, http_status=status)
+        return McpFailure(reason, message=message, http_status=status, may_have_happened=True)
 
     def _map_error(self, error: BaseException) -> AntiphonError:
         """Return the error of the handshake or of a listing."""

@@ -1,0 +1,210 @@
+"""Calls whose effect is not known: if the model repeats one, the repetition has the key of the first call."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from antiphon import ToolFinished, ToolResult, tool
+from antiphon.ledger import Ledger
+from antiphon.tools.base import OnInterrupt, Tool, ToolContext
+from antiphon.tools.executor import make_error_result
+from support.scripted_model import ScriptedModel, call
+
+PAY = call("pay", {"amount": 5}, "call_p")
+AGAIN = call("pay", '{ "amount" : 5 }', "call_q")
+FIRST_KEY = "run_1:1:0"
+
+
+class Payments:
+    """A tool whose first calls end without a known effect: after a timeout, or by its own report."""
+
+    def __init__(self, way: str, unknown: int = 1) -> None:
+        self.keys: list[str] = []
+        self._way = way
+        self._unknown = unknown
+
+    def make_tool(self, policy: OnInterrupt = "retry", **options: Any) -> Tool:
+        @tool(on_interrupt=policy, timeout=0.05 if self._way != "report" else None, **options)
+        async def pay(amount: int, context: ToolContext) -> ToolResult:
+            """Pay."""
+            self.keys.append(context.idempotency_key)
+            if len(self.keys) > self._unknown:
+                return ToolResult(f"paid {amount}")
+            return await self._fail()
+
+        return pay
+
+    async def _fail(self) -> ToolResult:
+        if self._way == "report":
+            lost = make_error_result("The bank did not answer.")
+            return ToolResult(lost.output, is_error=True, may_have_happened=True)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if self._way == "timeout":
+                raise
+            await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.fixture(params=["timeout", "does not stop", "report"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_repeated_call_has_the_key_of_the_first(in_process: ScriptedModel, way: str, ledger: Ledger) -> None:
+    payments = Payments(way)
+    in_process.set_answers([PAY], [AGAIN], [call("pay", {"amount": 5}, "call_3")], "Done.")
+    agent = in_process.agent(tools=[payments.make_tool()])
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    # The second call was successful, so the third is another payment.
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY, FIRST_KEY, "run_1:3:0"])
+
+
+async def test_other_arguments_have_another_key(in_process: ScriptedModel) -> None:
+    payments = Payments("report")
+    in_process.set_answers([PAY], [call("pay", {"amount": 6})], [AGAIN], "Done.")
+    await in_process.agent(tools=[payments.make_tool()]).run("Go.", run_id="run_1")
+    assert payments.keys == [FIRST_KEY, "run_1:2:0", FIRST_KEY]
+
+
+async def test_two_calls_of_a_turn_do_not_share_a_key(in_process: ScriptedModel) -> None:
+    payments = Payments("report", unknown=9)
+    both = [AGAIN, call("pay", {"amount": 5}, "call_3")]
+    in_process.set_answers([PAY], both, both, "Done.")
+    await in_process.agent(tools=[payments.make_tool(repeatable=True)]).run("Go.", run_id="run_1")
+    # The second turn has made the first payment again, and another one. The third turn repeats both.
+    assert payments.keys == [FIRST_KEY, *[FIRST_KEY, "run_1:2:1"] * 2]
+
+
+async def test_key_survives_several_unknown_effects(in_process: ScriptedModel) -> None:
+    payments = Payments("report", unknown=2)
+    in_process.set_answers([PAY], [AGAIN], [call("look", {})], [PAY], "Done.")
+    look = tool(name="look", description="Look.")(lambda: "done")
+    await in_process.agent(tools=[payments.make_tool(), look]).run("Go.", run_id="run_1")
+    assert payments.keys == [FIRST_KEY] * 3
+
+
+@pytest.mark.parametrize(("verdict", "count"), [(True, 2), (False, 1)])
+async def test_repetition_waits_for_a_person(
+    in_process: ScriptedModel, ledger: Ledger, verdict: bool, count: int
+) -> None:
+    payments = Payments("timeout")
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    agent = in_process.agent(tools=[payments.make_tool("ask")])
+    paused = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    (pending,) = paused.pending
+    assert (paused.kind, pending.call_id) == ("needs_approval", "call_q")
+    assert (pending.reason, pending.idempotency_key) == ("may_have_happened", FIRST_KEY)
+    outcome = await agent.resume("run_1", approvals={"call_q": verdict}, ledger=ledger)
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * count)
+
+
+async def test_denied_repetition_is_asked_about_again(in_process: ScriptedModel, ledger: Ledger) -> None:
+    payments = Payments("timeout")
+    in_process.set_answers([PAY], [AGAIN], [PAY], "Done.")
+    agent = in_process.agent(tools=[payments.make_tool("ask")])
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
+    paused = await agent.resume("run_1", approvals={"call_q": "Not now."}, ledger=ledger)
+    assert [(each.call_id, each.idempotency_key) for each in paused.pending] == [("call_p", FIRST_KEY)]
+    outcome = await agent.resume("run_1", approvals={"call_p": True}, ledger=ledger)
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
+
+
+async def test_repeatable_tool_runs_again_with_the_same_key(in_process: ScriptedModel) -> None:
+    payments = Payments("timeout")
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    agent = in_process.agent(tools=[payments.make_tool("ask", repeatable=True)])
+    outcome = await agent.run("Go.", run_id="run_1")
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
+
+
+async def test_retry_of_the_tool_resolves_a_timeout(in_process: ScriptedModel) -> None:
+    payments = Payments("timeout")
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    events = [
+        event
+        async for event in in_process.agent(tools=[payments.make_tool("ask", retries=1)]).run_stream(
+            "Go.", run_id="run_1"
+        )
+    ]
+    assert payments.keys == [FIRST_KEY, FIRST_KEY, "run_1:2:0"]
+    assert [each.may_have_happened for each in events if isinstance(each, ToolFinished)] == [False, False]
+
+
+async def test_event_states_that_the_call_may_have_happened(in_process: ScriptedModel, way: str) -> None:
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[Payments(way).make_tool()])
+    events = [event async for event in agent.run_stream("Go.")]
+    assert [each.may_have_happened for each in events if isinstance(each, ToolFinished)] == [True]
+
+
+async def test_error_after_a_timeout_leaves_the_effect_unknown(in_process: ScriptedModel) -> None:
+    keys: list[str] = []
+
+    @tool(timeout=0.05, retries=1, on_interrupt="retry")
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if len(keys) == 1:
+            await asyncio.Event().wait()
+        if len(keys) == 2:
+            raise ConnectionError("refused")
+        return f"paid {amount}"
+
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    await in_process.agent(tools=[pay]).run("Go.", run_id="run_1")
+    assert keys == [FIRST_KEY] * 3
+
+
+STRUCTURES = ("direct", "subagent", "handoff")
+POLICIES = ("approval", "retry", "ask", "tell")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("structure", STRUCTURES)
+async def test_timed_out_call_has_one_key_in_every_structure(
+    in_process: ScriptedModel, ledger: Ledger, structure: str, policy: str
+) -> None:
+    """A person who is asked permits a call if it has not had its effect."""
+    payments = Payments("timeout")
+    asks = policy in ("approval", "ask")
+    options: dict[str, Any] = {"policy": "ask" if asks else policy, "needs_approval": policy == "approval"}
+    worker = in_process.agent(name="worker", tools=[payments.make_tool(**options)])
+    if structure == "direct":
+        agent, first = worker, []
+    elif structure == "subagent":
+        agent = in_process.agent(tools=[worker.as_tool("worker", "Pays.")])
+        first = [[call("worker", {"input": "Pay."}, "call_w")]]
+    else:
+        agent, first = in_process.agent(handoffs=[worker]), [[call("transfer_to_worker", {}, "call_t")]]
+    in_process.set_answers(*first, [PAY], [AGAIN], "Done.", "Done.")
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    while outcome.kind == "needs_approval":
+        approvals = {each.call_id: not payments.keys for each in outcome.pending}
+        outcome = await agent.resume("run_1", approvals=approvals, ledger=ledger)
+    assert (outcome.kind, len(set(payments.keys)), len(payments.keys)) == ("final", 1, 1 if asks else 2)
+
+
+async def test_call_reported_as_interrupted_has_the_same_key_again(in_process: ScriptedModel, ledger: Ledger) -> None:
+    keys: list[str] = []
+    running = asyncio.Event()
+
+    @tool(on_interrupt="tell")
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if len(keys) == 1:
+            running.set()
+            await asyncio.Event().wait()
+        return f"paid {amount}"
+
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    agent = in_process.agent(tools=[pay])
+    run = asyncio.create_task(agent.run("Go.", ledger=ledger, run_id="run_1"))
+    await running.wait()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    outcome = await agent.resume("run_1", ledger=ledger)
+    assert (outcome.kind, keys) == ("final", [FIRST_KEY] * 2)
