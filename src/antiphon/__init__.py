@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from antiphon.tools.function import CallableTool, tool
     from antiphon.tools.mcp import McpServer
     from antiphon.tools.server_tools import CodeInterpreter, FileSearch, Mcp, ServerTool, WebSearch
+    from antiphon.tools.toolset import Toolset
 
     __version__: str
 
@@ -120,6 +121,7 @@ __all__ = [
     "ToolProgress",
     "ToolResult",
     "ToolStarted",
+    "Toolset",
     "Transport",
     "TurnFinished",
     "TurnRestarted",
@@ -198,6 +200,7 @@ _MODULES = {
     "ToolProgress": "antiphon.agent.outcome",
     "ToolResult": "antiphon.tools.base",
     "ToolStarted": "antiphon.agent.outcome",
+    "Toolset": "antiphon.tools.toolset",
     "Transport": "antiphon.agent.transports.base",
     "TurnFinished": "antiphon.agent.outcome",
     "TurnRestarted": "antiphon.agent.outcome",

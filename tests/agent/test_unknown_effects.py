@@ -101,7 +101,7 @@ async def test_repetition_waits_for_a_person(
     assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * count)
 
 
-async def test_denied_repetition_is_asked_about_again(in_process: ScriptedModel, ledger: Ledger) -> None:
+async def test_denied_repetition_waits_again(in_process: ScriptedModel, ledger: Ledger) -> None:
     payments = Payments("timeout")
     in_process.set_answers([PAY], [AGAIN], [PAY], "Done.")
     agent = in_process.agent(tools=[payments.make_tool("ask")])

@@ -17,6 +17,8 @@ from antiphon import (
     Tool,
     ToolContext,
     ToolFinished,
+    Toolset,
+    WebSearch,
     tool,
 )
 from antiphon.agent.transports.base import Transport
@@ -54,6 +56,15 @@ async def make_instructions(context: RunContext[Warehouse]) -> str:
 
 def choose_tools(context: RunContext[Warehouse]) -> Sequence[Tool]:
     return [count_stock, reserve] if context.deps.stock else [count_stock]
+
+
+async def choose_set(context: RunContext[Warehouse]) -> Sequence[Tool | Toolset]:
+    return [Toolset(count_stock).prefix(f"{context.deps.customer}_"), reserve]
+
+
+def make_agent_with_sets(transport: Transport) -> Agent[Warehouse, str]:
+    tools = Toolset(count_stock, Toolset.dynamic(choose_set)).require_approval(lambda given: "pieces" in given)
+    return Agent(model="scripted", transport=transport, deps_type=Warehouse, tools=[tools, WebSearch()])
 
 
 def log(event: RunEvent, context: RunContext[Warehouse]) -> None:

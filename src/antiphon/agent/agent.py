@@ -17,7 +17,7 @@ from antiphon.agent.arguments import (
     warn_deprecated,
 )
 from antiphon.agent.budget import ParentRun
-from antiphon.agent.definition import ConversationState, Definition, require_tools, split_tools
+from antiphon.agent.definition import ConversationState, Definition, split_tools
 from antiphon.agent.entries import Overrides, Verdict
 from antiphon.agent.guardrails import CallGuardrail, Guardrails, InputGuardrail, OutputGuardrail, ResultGuardrail
 from antiphon.agent.handoffs import Handoff, collect_agents, read_handoffs
@@ -36,7 +36,7 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.session import Session
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import STOP_SECONDS, Executor
-from antiphon.tools.server_tools import ServerTool
+from antiphon.tools.toolset import Member, ToolSource, check_members
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -52,7 +52,7 @@ else:
 Hook: TypeAlias = Callable[[RunEvent], object] | Callable[[RunEvent, RunContext[DepsT_contra]], object]
 Instructions: TypeAlias = str | Callable[[RunContext[DepsT_contra]], str | Awaitable[str | None] | None]
 Tools: TypeAlias = (
-    Sequence[Tool | ServerTool] | Callable[[RunContext[DepsT_contra]], Sequence[Tool] | Awaitable[Sequence[Tool]]]
+    Sequence[Member] | ToolSource | Callable[[RunContext[DepsT_contra]], Sequence[Member] | Awaitable[Sequence[Member]]]
 )
 
 
@@ -61,14 +61,15 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
 
     `base_url` is the address of a Responses API server; a `transport` is used instead of one. `instructions` and
     `tools` can be functions of the run's context, synchronous or asynchronous, that are called before every turn. A
-    list of tools can contain tools that the server runs, such as `FileSearch`. `deps_type` is the type of the `deps`
-    that a run gets, `output_type` the type of the final answer. `output_mode` is the way in which the model gives it:
-    in the format of a schema ("native"), by calling a tool ("tool"), or as the instructions tell it ("prompt"). With
-    `conversation_state="client"` every request has the whole conversation; with "server" it continues the response
-    before, as long as the server supports that. `settings` are further parameters of every request. `hooks` are called
-    with every event of every run, and with the context of the run if they take two arguments. `output_retries` is the
-    number of further answers after an invalid one. `handoffs` are the agents to which the model can hand a run over.
-    Guardrails check the input, the output, the tool calls and their results.
+    list of tools can contain tools that the server runs, such as `FileSearch`, and sets of tools: a `Toolset` or an
+    `McpServer`. `deps_type` is the type of the `deps` that a run gets, `output_type` the type of the final answer.
+    `output_mode` is the way in which the model gives it: in the format of a schema ("native"), by calling a tool
+    ("tool"), or as the instructions tell it ("prompt"). With `conversation_state="client"` every request has the whole
+    conversation; with "server" it continues the response before, as long as the server supports that. `settings` are
+    further parameters of every request. `hooks` are called with every event of every run, and with the context of the
+    run if they take two arguments. `output_retries` is the number of further answers after an invalid one. `handoffs`
+    are the agents to which the model can hand a run over. Guardrails check the input, the output, the tool calls and
+    their results.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             request["instructions"] = instructions
         if output is not None and output.format is not None:
             request["text"] = {**request.get("text", {}), "format": output.format}
-        fixed, hosted = ((), []) if callable(tools) else split_tools(tools)
+        fixed, hosted, load_tools = split_tools(tools)
         if hosted:
             request["tools"] = [*request.get("tools", ()), *hosted]
         self._definition = Definition(
@@ -131,7 +132,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             tools=fixed,
             executor=Executor(fixed),
             make_instructions=instructions if callable(instructions) else None,
-            make_tools=tools if callable(tools) else None,
+            load_tools=load_tools,
             guardrails=Guardrails(
                 input=input_guardrails, output=output_guardrails, calls=call_guardrails, results=result_guardrails
             ),
@@ -182,7 +183,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         run_id: str | None = None,
@@ -214,7 +215,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         run_id: str | None = None,
@@ -247,7 +248,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         history: Sequence[JsonObject] = (),
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         run_id: str | None = None,
@@ -305,7 +306,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         force: bool = False,
@@ -341,7 +342,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         force: bool = False,
@@ -374,7 +375,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         session: Session | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         limits: Limits | None = None,
         ledger: Ledger | None = None,
         force: bool = False,
@@ -446,7 +447,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         session: Session | None,
         model: str | None,
         settings: Mapping[str, Any] | None,
-        tools: Sequence[Tool],
+        tools: Sequence[Member],
         limits: Limits | None,
         ledger: Ledger | None,
         cancel: asyncio.Event | None,
@@ -461,7 +462,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         return RunArguments(
             deps=deps,
             session=session,
-            tools=require_tools(tools),
+            tools=check_members(tools),
             overrides=overrides,
             ledger=ledger,
             cancel=cancel,

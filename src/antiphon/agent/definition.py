@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -21,20 +21,32 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import Executor
 from antiphon.tools.server_tools import ServerTool
+from antiphon.tools.toolset import (
+    AnyTool,
+    Member,
+    Toolset,
+    ToolSource,
+    check_members,
+    is_fixed,
+    list_fixed,
+    list_own,
+    load_all,
+)
 
 ConversationState = Literal["client", "server"]
 """The side that has the conversation between two turns of a run."""
 
 MakeInstructions: TypeAlias = Callable[[RunContext[Any]], str | Awaitable[str | None] | None]
-MakeTools: TypeAlias = Callable[[RunContext[Any]], Sequence[Tool] | Awaitable[Sequence[Tool]]]
+LoadTools: TypeAlias = Callable[[RunContext[Any]], Awaitable[Sequence[AnyTool]]]
 
 
 class Definition(Struct, frozen=True, kw_only=True):
     """An agent as its runs use it.
 
-    `settings` are the parameters of every request. `make_instructions` and `make_tools` are set if the instructions or
-    the tools are functions of the run. `executor` and `descriptions` are those of `tools` and of the handoffs.
-    `support` is shared by all runs. `endpoint` is described in `Participant`.
+    `settings` are the parameters of every request. `make_instructions` is set if the instructions are a function of the
+    run. `load_tools` is set if the tools depend on the run: it returns all of them, including `tools`. `executor` and
+    `descriptions` are those of `tools` and of the handoffs. `support` is shared by all runs. `endpoint` is described in
+    `Participant`.
     """
 
     name: str
@@ -46,7 +58,7 @@ class Definition(Struct, frozen=True, kw_only=True):
     descriptions: tuple[JsonObject, ...] = ()
     executor: Executor
     make_instructions: MakeInstructions | None = None
-    make_tools: MakeTools | None = None
+    load_tools: LoadTools | None = None
     guardrails: Guardrails = NO_GUARDRAILS
     hooks: Sequence[Callable[..., object]] = ()
     conversation_state: ConversationState = "client"
@@ -93,19 +105,21 @@ class RunSetup:
         self,
         definition: Definition,
         overrides: Overrides = NO_OVERRIDES,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Member] = (),
         *,
         raw_events: bool = False,
     ) -> None:
         self._definition = definition
-        self._run_tools = tools
+        self._run_members = tools
+        self._run_tools = list_fixed(tools)
+        self._is_changing = definition.load_tools is not None or not is_fixed(tools)
         self._has_instructions = "instructions" in (overrides.settings or {})
         self.task = _apply_limits(definition.task, overrides.limits)
         self._executor = definition.executor
         descriptions: Sequence[JsonObject] = definition.descriptions
-        if tools or definition.make_tools is not None:
+        if tools or self._is_changing:
             merged = self._merge_tools(definition.tools)
-            self._executor = definition.executor.with_tools(merged)
+            self._executor = definition.executor.with_tools(list_own(merged))
             descriptions = [each.describe() for each in merged]
         self._model = ResponsesModel(
             definition.transport,
@@ -120,7 +134,7 @@ class RunSetup:
     def make_participant(self, task: Task, make_context: Callable[[], RunContext[Any]]) -> Participant:
         """Return the agent as a participant of a run, with the task that it has there."""
         definition = self._definition
-        is_dynamic = definition.make_instructions is not None or definition.make_tools is not None
+        is_dynamic = definition.make_instructions is not None or self._is_changing
         return Participant(
             name=definition.name,
             model=self._model,
@@ -140,43 +154,48 @@ class RunSetup:
             if text is not None and not isinstance(text, str):
                 raise _make_error("instructions", definition.name, f"they returned {type(text).__name__}, not a string")
             self._model.set_instructions(text)
-        if definition.make_tools is not None:
-            made = await _call(definition.make_tools, context, "tools", definition.name)
+        if self._is_changing:
+            made = await _call(self._load_tools, context, "tools", definition.name)
             try:
-                tools = self._merge_tools(require_tools(made))
-                self._executor.replace_tools(tools)
+                tools = self._merge_tools(made)
+                self._executor.replace_tools(list_own(tools))
             except ConfigError as error:
                 raise _make_error("tools", definition.name, error.message) from None
             self._model.set_tools([each.describe() for each in tools])
 
-    def _merge_tools(self, tools: Iterable[Tool]) -> list[Tool]:
+    async def _load_tools(self, context: RunContext[Any]) -> Sequence[AnyTool]:
+        """Return the agent's tools of the next turn. Also load those of the run."""
+        load = self._definition.load_tools
+        tools = self._definition.tools if load is None else await load(context)
+        self._run_tools = await load_all(self._run_members, context)
+        return tools
+
+    def _merge_tools(self, tools: Iterable[AnyTool]) -> list[AnyTool]:
         """Return all tools. A tool of the run replaces the agent's tool of the same name."""
-        replaced = {each.name for each in self._run_tools}
+        replaced = {each.name for each in list_own(self._run_tools)}
         handoffs = (handoff.tool for handoff in self._definition.handoffs)
-        merged = [*(each for each in tools if each.name not in replaced), *self._run_tools, *handoffs]
-        _check_names(self.task, merged)
+        others = (each for each in tools if isinstance(each, ServerTool) or each.name not in replaced)
+        merged = [*others, *self._run_tools, *handoffs]
+        _check_names(self.task, list_own(merged))
         return merged
 
 
-def split_tools(tools: Iterable[Any]) -> tuple[tuple[Tool, ...], list[JsonObject]]:
-    """Return the tools that the agent runs, and the request's entries of those that the server runs."""
-    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-        return tuple(require_tools(tools)), []
-    given = list(tools)
-    own = require_tools(each for each in given if not isinstance(each, ServerTool))
-    return tuple(own), [each.describe() for each in given if isinstance(each, ServerTool)]
+def split_tools(tools: Any) -> tuple[tuple[Tool, ...], list[JsonObject], LoadTools | None]:
+    """Return the tools that the agent runs, the request's entries of those that the server runs, and `load_tools`.
 
-
-def require_tools(tools: Iterable[Any]) -> list[Tool]:
-    """Return the tools as a list. Raises ConfigError if one of them is not a tool."""
-    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-        raise ConfigError(f"tools: expected a list of tools, got {type(tools).__name__}.")
-    checked = list(tools)
-    for each in checked:
-        if not isinstance(each, Tool):
-            name = getattr(each, "__name__", repr(each))
-            raise ConfigError(f"{name} is not a tool: decorate it with @tool.")
-    return checked
+    `load_tools` is None if no tool depends on the run. Otherwise it also returns the tools of the server.
+    """
+    if isinstance(tools, Tool | ServerTool):
+        raise ConfigError("tools: expected a list of tools, got one tool.")
+    if isinstance(tools, ToolSource):
+        members: tuple[Member, ...] = (tools,)
+    else:
+        members = (Toolset.dynamic(tools),) if callable(tools) else check_members(tools)
+    fixed = list_fixed(each for each in members if is_fixed([each]))
+    own = tuple(list_own(fixed))
+    if not is_fixed(members):
+        return own, [], functools.partial(load_all, members)
+    return own, [each.describe() for each in fixed if isinstance(each, ServerTool)], None
 
 
 def _apply_limits(task: Task, limits: Limits | None) -> Task:
@@ -202,6 +221,8 @@ async def _call(function: Callable[[RunContext[Any]], Any], context: RunContext[
     try:
         result = function(context)
         return await result if inspect.isawaitable(result) else result
+    except ConfigError as error:
+        raise _make_error(what, agent, error.message) from None
     except AssertionError:
         # An assertion of a test must fail the test, not only the run.
         raise

@@ -35,7 +35,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
 from antiphon.session import Session
-from antiphon.tools.base import Tool
+from antiphon.tools.toolset import Member
 
 if TYPE_CHECKING:
     from antiphon.agent.spans import RunTrace
@@ -50,7 +50,7 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     """The arguments of a run or of its resumption. `parent` is set for the run of a subagent."""
 
     deps: Any = None
-    tools: Sequence[Tool] = ()
+    tools: Sequence[Member] = ()
     overrides: Overrides = Overrides()
     session: Session | None = None
     ledger: Ledger | None = None

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from antiphon.errors import AntiphonError, ConfigError, Unavailable
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
+from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult
 from antiphon.tools.executor import make_error_result
 from antiphon.tools.mcp_client import McpClient
 from antiphon.tools.mcp_connection import (
@@ -70,8 +70,8 @@ class McpOptions(TypedDict, total=False):
 class McpServer:
     """An MCP server, connected inside `async with`. The next call opens a lost connection again, once.
 
-    The list of `tools` is loaded once per connection, and again when the server reports a change. An agent has the
-    tools that were listed when it was created.
+    The list of `tools` is loaded once per connection, and again when the server reports a change. With
+    `Agent(tools=[server])` each turn has the present list, with `Agent(tools=server.tools)` that of the beginning.
     """
 
     def __init__(self, name: str, connect: Connect, options: McpOptions) -> None:
@@ -106,6 +106,11 @@ class McpServer:
     @property
     def tools(self) -> list[Tool]:
         return list(self._tools)
+
+    async def load_tools(self, context: RunContext[Any]) -> list[Tool]:
+        """Return the present tools. An agent with this server among its tools loads them before every turn."""
+        self._get_client()
+        return self.tools
 
     async def __aenter__(self) -> "McpServer":
         self._client = McpClient(
