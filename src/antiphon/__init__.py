@@ -8,7 +8,15 @@ if TYPE_CHECKING:
     from antiphon.agent.approvals import Approval
     from antiphon.agent.content import FileInput, ImageInput, user_message
     from antiphon.agent.conversation_session import ConversationSession
-    from antiphon.agent.guardrails import Block, CallCheck, InputCheck, OutputCheck, Replace, ResultCheck
+    from antiphon.agent.guardrails import (
+        Block,
+        CallCheck,
+        InputCheck,
+        OutputCheck,
+        ParallelGuardrail,
+        Replace,
+        ResultCheck,
+    )
     from antiphon.agent.handoffs import Handoff, drop_tool_calls
     from antiphon.agent.limits import Limits, Prices
     from antiphon.agent.outcome import (
@@ -91,6 +99,7 @@ __all__ = [
     "Notice",
     "Outcome",
     "OutputCheck",
+    "ParallelGuardrail",
     "PartialOutput",
     "PendingToolCall",
     "Prices",
@@ -171,6 +180,7 @@ _MODULES = {
     "Notice": "antiphon.agent.outcome",
     "Outcome": "antiphon.agent.outcome",
     "OutputCheck": "antiphon.agent.guardrails",
+    "ParallelGuardrail": "antiphon.agent.guardrails",
     "PartialOutput": "antiphon.agent.outcome",
     "PendingToolCall": "antiphon.tools.base",
     "Prices": "antiphon.agent.limits",

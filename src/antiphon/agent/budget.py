@@ -1,8 +1,8 @@
 """Checks of a run's budget: tokens and cost, including subagents, and the deadline."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, NoReturn, TypeVar
 
 from antiphon.agent.entries import CallPauseEntry, UnresolvedCall
 from antiphon.agent.journal import Journal
@@ -10,9 +10,12 @@ from antiphon.agent.limits import Prices
 from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.protocol.response import Usage
+from antiphon.tools.executor import STOP_SECONDS
 
 T = TypeVar("T")
 StopReason = Literal["deadline", "cancelled"]
+Interruption = StopReason | Literal["failed"]
+"""`failed`: a task that the run depends on has failed."""
 
 
 class Budget:
@@ -134,7 +137,8 @@ class Stop(Exception):
 class StopTimer:
     """Interrupts a run at its deadline, or when it is cancelled. `deadline` is a time of `clock`.
 
-    One timer and one watcher serve the whole run, because every event of a stream is awaited through `wait`.
+    One timer and one watcher serve the whole run, because every event of a stream is awaited through `wait`. If a task
+    that the run depends on fails, `wait` raises its exception.
     """
 
     def __init__(self, deadline: float | None, cancel: asyncio.Event | None, clock: Callable[[], float]) -> None:
@@ -142,14 +146,18 @@ class StopTimer:
         self._cancel = cancel
         self._clock = clock
         self._waiting: asyncio.Task[object] | None = None
-        self._interrupted: StopReason | None = None
+        self._interrupted: Interruption | None = None
+        self._dependency: asyncio.Task[None] | None = None
         self._is_due = False
         """True if the timer has fired while nothing was awaited. It does not fire again."""
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Raise Stop if the run must stop."""
+        """Raise Stop if the run must stop. Raises the exception of the work that it depends on, if that has failed."""
+        dependency = self._dependency
+        if dependency is not None and dependency.done() and not dependency.cancelled():
+            dependency.result()
         if self._cancel is not None and self._cancel.is_set():
             raise Stop("cancelled")
         if self._is_due or (self._deadline is not None and self._clock() >= self._deadline):
@@ -157,7 +165,7 @@ class StopTimer:
 
     async def wait(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the work. If the run must stop before that, cancel the work and raise Stop."""
-        if self._deadline is None and self._cancel is None:
+        if self._deadline is None and self._cancel is None and self._dependency is None:
             return await work()
         self.check()
         self._start()
@@ -170,14 +178,32 @@ class StopTimer:
         except asyncio.CancelledError:
             if self._interrupted is None or task.uncancel() > cancelling_before:
                 raise
-            raise Stop(self._interrupted) from None
+            self._raise(self._interrupted)
         finally:
             self._waiting = None
         if self._interrupted is not None:
             # The work has finished in spite of the interruption.
             task.uncancel()
-            raise Stop(self._interrupted)
+            self._raise(self._interrupted)
         return result
+
+    def depend_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work beside the run, until `settle`. If it fails, the run is interrupted with its exception."""
+        self._dependency = asyncio.ensure_future(work)
+        self._dependency.add_done_callback(self._report_failure)
+
+    async def settle(self) -> None:
+        """Wait until the run depends on no other work. Raises the exception of that work."""
+        if self._dependency is not None:
+            dependency = self._dependency
+            await self.wait(lambda: asyncio.shield(dependency))
+            self._dependency = None
+
+    async def end_dependency(self) -> None:
+        """Cancel the work that the run depends on, and wait for its end, but not longer than for a tool."""
+        if self._dependency is not None:
+            self._dependency.cancel()
+            await asyncio.wait([self._dependency], timeout=STOP_SECONDS)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -196,7 +222,19 @@ class StopTimer:
         await cancel.wait()
         self._interrupt("cancelled")
 
-    def _interrupt(self, reason: StopReason) -> None:
+    def _report_failure(self, dependency: "asyncio.Task[None]") -> None:
+        if not dependency.cancelled() and dependency.exception() is not None:
+            self._interrupt("failed")
+
+    def _raise(self, reason: Interruption) -> NoReturn:
+        if reason != "failed":
+            raise Stop(reason) from None
+        assert self._dependency is not None, "the work that has failed"
+        error = self._dependency.exception()
+        assert error is not None, "the work has failed"
+        raise error from None
+
+    def _interrupt(self, reason: Interruption) -> None:
         self._is_due |= reason == "deadline"
         if self._waiting is not None and self._interrupted is None:
             self._interrupted = reason

@@ -5,6 +5,7 @@ A guardrail returns None to accept a value, `Replace` to go on with another one,
 run, so that nothing passes unchecked.
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -94,7 +95,26 @@ class ResultCheck(_Check, frozen=True, kw_only=True):
 
 
 Verdict = Block | Replace | None
-InputGuardrail = Callable[[InputCheck], Verdict | Awaitable[Verdict]]
+
+
+class ParallelGuardrail:
+    """An input guardrail that runs beside the first model call, to save its time.
+
+    The model may have read the input before the verdict. Its answer is not used, and no tool runs, before the guardrail
+    has accepted the input. It cannot replace the input.
+    """
+
+    def __init__(self, check: "Callable[[InputCheck], Awaitable[Verdict]]") -> None:
+        if not callable(check):
+            raise ConfigError(f"{check!r} is not a guardrail: it cannot be called.")
+        self._check = check
+        self.__name__ = getattr(check, "__name__", type(check).__name__)
+
+    def __call__(self, check: InputCheck) -> Awaitable[Verdict]:
+        return self._check(check)
+
+
+InputGuardrail = ParallelGuardrail | Callable[[InputCheck], Verdict | Awaitable[Verdict]]
 OutputGuardrail = Callable[[OutputCheck], Verdict | Awaitable[Verdict]]
 CallGuardrail = Callable[[CallCheck], Verdict | Awaitable[Verdict]]
 ResultGuardrail = Callable[[ResultCheck], Verdict | Awaitable[Verdict]]
@@ -135,14 +155,33 @@ class Guardrails(Struct, frozen=True, kw_only=True):
         """Return the items that replace the input; None if it stays."""
         replaced: list[JsonObject] | None = None
         for guardrail in self.input:
-            try:
-                verdict = await _run("input", guardrail, check)
-            except ModelRetry:
-                raise _make_failure(guardrail, "an input cannot be sent back to the model") from None
+            if isinstance(guardrail, ParallelGuardrail):
+                continue
+            verdict = await _run_on_input(guardrail, check)
             if verdict is not None:
                 replaced = _read_items(guardrail, verdict.value, check)
                 check = msgspec.structs.replace(check, items=replaced)
         return replaced
+
+    @property
+    def has_parallel(self) -> bool:
+        return any(isinstance(each, ParallelGuardrail) for each in self.input)
+
+    async def check_input_in_parallel(self, check: InputCheck) -> None:
+        """Run the parallel guardrails at the same time. The first one that refuses the input ends the others."""
+        running = [
+            asyncio.ensure_future(_run_on_input(each, check))
+            for each in self.input
+            if isinstance(each, ParallelGuardrail)
+        ]
+        try:
+            for done in asyncio.as_completed(running):
+                if await done is not None:
+                    raise GuardrailFailed("A parallel guardrail cannot replace the input: the model has it already.")
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def check_output(self, check: OutputCheck) -> Replace | None:
         """Return the output that replaces the answer; None if it stays."""
@@ -191,6 +230,13 @@ def encode_output(task: Task, value: Any) -> str:
             f"An output guardrail has returned a value that does not match the output type: {error}"
         ) from None
     return text
+
+
+async def _run_on_input(guardrail: Callable[[Any], Any], check: InputCheck) -> Replace | None:
+    try:
+        return await _run("input", guardrail, check)
+    except ModelRetry:
+        raise _make_failure(guardrail, "an input cannot be sent back to the model") from None
 
 
 async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> Replace | None:

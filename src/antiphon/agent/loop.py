@@ -140,6 +140,7 @@ class Loop:
             raise
         finally:
             self._stop_timer.close()
+            await self._stop_timer.end_dependency()
 
     async def _begin(self) -> AgentChanged | None:
         """Check the input of a new run. Return the event of the handoff of a resumed one, if there was a handoff."""
@@ -210,6 +211,9 @@ class Loop:
         replaced = await self._stop_timer.wait(partial(self._participant.guardrails.check_input, check))
         if replaced is not None:
             await self._journal.write(InputReplacedEntry(replaced))
+        if self._participant.guardrails.has_parallel:
+            check = msgspec.structs.replace(check, items=list(self._state.history))
+            self._stop_timer.depend_on(self._participant.guardrails.check_input_in_parallel(check))
 
     async def _check_output(self, end: End | NextTurn) -> End | NextTurn:
         """Return the step after the output guardrails."""
@@ -275,8 +279,17 @@ class Loop:
                 await self._wait(error.retry_after or 0.0)
         for notice in self._find_estimate_notices(answer.usage):
             yield notice
+        await self._settle_guardrails(answer)
         await self._journal.write(_make_entry(answer, step))
         yield TurnFinished(run_id, number, answer.response_id, answer.usage)
+
+    async def _settle_guardrails(self, answer: ModelAnswer) -> None:
+        """Wait for the parallel guardrails before the answer is used. An answer to a refused input still costs."""
+        try:
+            await self._stop_timer.settle()
+        except (Blocked, AntiphonError):
+            await self._journal.write(FailedAttemptEntry(answer.usage))
+            raise
 
     async def _handle_notice(self, part: ModelNotice | FailedAttempt) -> list[Notice]:
         if isinstance(part, ModelNotice):
