@@ -126,7 +126,8 @@ async def test_mcp_server_is_a_set(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     server = McpServer.stdio(sys.executable, [str(SUPPORT / "mcp_server.py"), str(tmp_path), "modern"])
     model = script(("lab_count", {"to": 2}))
-    agent = Agent(model="scripted", transport=model, tools=[get_weather, Toolset(server).filter(["count"]).prefix("lab_")])
+    lab = Toolset(server).filter(["count"]).prefix("lab_")
+    agent = Agent(model="scripted", transport=model, tools=[get_weather, lab])
     # The agent is made before the server is connected.
     failed = await agent.run("Go.")
     assert failed.error is not None
