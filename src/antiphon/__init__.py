@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from antiphon.tools.function import CallableTool, tool
     from antiphon.tools.mcp import McpServer
+    from antiphon.tools.mcp_requests import McpElicitation, McpSampling
     from antiphon.tools.server_tools import CodeInterpreter, FileSearch, Mcp, ServerTool, WebSearch
     from antiphon.tools.toolset import Toolset
 
@@ -91,6 +92,8 @@ __all__ = [
     "Limits",
     "LocalTransport",
     "Mcp",
+    "McpElicitation",
+    "McpSampling",
     "McpServer",
     "MemoryLedger",
     "MemorySession",
@@ -172,6 +175,8 @@ _MODULES = {
     "Limits": "antiphon.agent.limits",
     "LocalTransport": "antiphon.agent.transports.engine",
     "Mcp": "antiphon.tools.server_tools",
+    "McpElicitation": "antiphon.tools.mcp_requests",
+    "McpSampling": "antiphon.tools.mcp_requests",
     "McpServer": "antiphon.tools.mcp",
     "MemoryLedger": "antiphon.store.ledger",
     "MemorySession": "antiphon.store.session",

@@ -24,6 +24,7 @@ from antiphon.tools.mcp_connection import (
     connect_stdio,
     require_package,
 )
+from antiphon.tools.mcp_requests import OnElicitation, OnSampling, make_callbacks
 from antiphon.tools.mcp_resources import (
     McpPrompt,
     McpResource,
@@ -54,6 +55,8 @@ class McpOptions(TypedDict, total=False):
     ("destructive"), or depends on the name and the arguments. `retries`, `on_interrupt` and `repeatable` are those of
     `Tool`, for every tool or by name. Their defaults come from the annotations of the server. With `resource_tools` and
     `prompt_tools`, there are further tools that list and read the resources and the prompts of the server.
+    `on_elicitation` answers questions of the server to the user, `on_sampling` its requests for an answer of a model.
+    Without them such requests are refused.
     """
 
     prefix: str
@@ -65,6 +68,8 @@ class McpOptions(TypedDict, total=False):
     repeatable: bool | Collection[str]
     resource_tools: bool
     prompt_tools: bool
+    on_elicitation: OnElicitation
+    on_sampling: OnSampling
 
 
 class McpServer:
@@ -114,7 +119,13 @@ class McpServer:
 
     async def __aenter__(self) -> "McpServer":
         self._client = McpClient(
-            self._name, [self._connect], on_open=self._list_tools, on_change=self._schedule_listing
+            self._name,
+            [self._connect],
+            on_open=self._list_tools,
+            on_change=self._schedule_listing,
+            callbacks=make_callbacks(
+                self._name, self._options.get("on_elicitation"), self._options.get("on_sampling"), _translate_message
+            ),
         )
         try:
             await self._client.connect()

@@ -1,7 +1,7 @@
 """A client of one MCP server. It replaces a lost connection."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError, Unavailable
@@ -20,6 +20,7 @@ class McpClient:
 
     `transports` are tried in order: the next one if the server answers that it does not support the one before.
     `on_open` is awaited with each new connection. With `on_change`, the client subscribes to changes of the tools.
+    `callbacks` answer requests of the server: see `mcp_requests.py`.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class McpClient:
         *,
         on_open: Callable[[McpConnection], Awaitable[Any]] | None = None,
         on_change: Callable[[], None] | None = None,
+        callbacks: Mapping[str, Any] | None = None,
         timeout: float = LIST_SECONDS,
     ) -> None:
         self._name = name
         self._transports = list(transports)
         self._on_open = on_open
         self._on_change = on_change
+        self._callbacks = callbacks
         self._timeout = timeout
         self._connection: McpConnection | None = None
         self._closed = False
@@ -74,7 +77,7 @@ class McpClient:
             await self._connection.close()
         while True:
             connection = self._connection = McpConnection(
-                self._name, self._transports[0], self._on_change, timeout=self._timeout
+                self._name, self._transports[0], self._on_change, callbacks=self._callbacks, timeout=self._timeout
             )
             try:
                 await connection.open()

@@ -230,12 +230,19 @@ class McpConnection:
     """
 
     def __init__(
-        self, name: str, connect: Connect, on_change: Callable[[], None] | None, *, timeout: float = LIST_SECONDS
+        self,
+        name: str,
+        connect: Connect,
+        on_change: Callable[[], None] | None,
+        *,
+        callbacks: Mapping[str, Any] | None = None,
+        timeout: float = LIST_SECONDS,
     ) -> None:
         self.state = McpConnectionState()
         self._name = name
         self._connect = connect
         self._on_change = on_change
+        self._callbacks = dict(callbacks or {})
         self._timeout = timeout
         self._subscribed = False
         self._closing = asyncio.Event()
@@ -398,7 +405,9 @@ class McpConnection:
 
         subscription: asyncio.Task[None] | None = None
         try:
-            async with Client(self._connect(self.state), message_handler=self._handle_message, cache=None) as client:
+            async with Client(
+                self._connect(self.state), message_handler=self._handle_message, cache=None, **self._callbacks
+            ) as client:
                 subscription = asyncio.create_task(self._subscribe(client))
                 self._client.set_result(client)
                 await self._closing.wait()
