@@ -100,6 +100,7 @@ class ChatCompletionsBackend(UpstreamBackend):
                 secrets=self.upstream.secrets,
                 served_model=served_model,
                 limits=turn.limits,
+                is_whole=not turn.streamed,
             )
 
         def write(*, stream: bool) -> tuple[bytes, None]:

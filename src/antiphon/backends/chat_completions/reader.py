@@ -21,6 +21,7 @@ from antiphon.backends.chat_completions.wire import (
     OpaqueState,
     ToolCallDelta,
     decode_chunk,
+    decode_plain_answer,
     decode_plain_chunk,
     number_calls,
     parse_annotation,
@@ -62,6 +63,7 @@ class ChatReader:
 
     `estimate` returns the usage for the answer's text if the server sends none. `secrets` must not appear in errors.
     `served_model` observes the model's name. An answer has at most as many calls as `limits` permit output items.
+    `is_whole` is True if the answer probably comes in one piece.
     """
 
     def __init__(
@@ -72,20 +74,28 @@ class ChatReader:
         secrets: Collection[str] = (),
         served_model: ServedModel | None = None,
         limits: AnswerLimits = _DEFAULT_LIMITS,
+        is_whole: bool = False,
     ) -> None:
         self.finished = False
         self._served_model = served_model
         self._quirks = quirks
         self._estimate = estimate
         self._secrets = secrets
-        self._text = TextStream(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
-        self._calls = ToolCallAssembler(limits)
-        self._state = OpaqueState()
+        self._limits = limits
         self._usage: Usage | None = None
         self._reason: FinishReason | None = None
-        self._written: list[str] = []
         self._has_text = False
         self._expects_text = False  # the next chunks probably add text and nothing else
+        self._expects_answer = is_whole and not quirks.thinking_open
+        if not self._expects_answer:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Create the parts that read an answer piece by piece."""
+        self._text = TextStream(tags=self._quirks.thinking_tags, thinking=self._quirks.thinking_open)
+        self._calls = ToolCallAssembler(self._limits)
+        self._state = OpaqueState()
+        self._written: list[str] = []
 
     @property
     def is_complete(self) -> bool:
@@ -104,11 +114,32 @@ class ChatReader:
                 text = chunk.choices[0].delta.content
                 self._written.append(text)
                 return (Text(text),)
+        if self._expects_answer:
+            self._expects_answer = False
+            answer = self._read_plain_answer(message)
+            if answer:
+                return answer
+            self._prepare()
         had_text = self._has_text
         deltas = self._read(message)
         if not had_text and self._has_text:
             self._expects_text = self._text.is_plain_text
         return deltas
+
+    def _read_plain_answer(self, message: SseMessage) -> Sequence[Delta]:
+        """Return the deltas of a whole answer that is text and nothing else, or none."""
+        try:
+            answer = decode_plain_answer(message.data)
+        except _UNREADABLE:
+            return ()
+        text = answer.choices[0].message.content
+        visible = text.lstrip()
+        if message.event is not None or not visible or visible[0] == "<":  # it may be the tag of reasoning
+            return ()
+        self.finished = True
+        usage = parse_usage(answer.usage) or self._estimate(text)
+        deltas: list[Delta] = [Text(text), TokenUsage(usage), Finish()]
+        return deltas if self._served_model is None else self._announce(self._served_model, answer, deltas)
 
     def _read(self, message: SseMessage) -> Sequence[Delta]:
         data = message.data

@@ -105,8 +105,27 @@ class PlainChunk(ChatChunk, kw_only=True, gc=False):
     object: Literal["chat.completion.chunk"] | None = None
 
 
+class PlainWholeChoice(Choice, kw_only=True, gc=False):
+    message: PlainDelta
+    finish_reason: Literal["stop"]
+    index: Literal[0] | None = None
+    delta: None = None
+    logprobs: None = None
+    error: None = None
+
+
+class PlainWhole(ChatChunk, kw_only=True, gc=False):
+    """A whole answer that is text and nothing else. Every value of it is a valid `ChatChunk`, too."""
+
+    choices: tuple[PlainWholeChoice]
+    x_groq: None = None
+    error: None = None
+    object: Literal["chat.completion"] | None = None
+
+
 decode_chunk = msgspec.json.Decoder(ChatChunk).decode
 decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode
+decode_plain_answer = msgspec.json.Decoder(PlainWhole).decode
 
 
 def parse_annotation(payload: Any) -> "Annotation | Unknown | None":

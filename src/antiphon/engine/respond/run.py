@@ -82,6 +82,7 @@ class Run:
         self._sink = sink
         self._replayed = replayed
         self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()), limits=limits)
+        self._compose_batch = self._composer.compose
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
         self._interruption: list[Delta] = []
@@ -129,6 +130,7 @@ class Run:
 
     async def drain(self) -> Response:
         """Run to the end and return the final response."""
+        self._compose_batch = self._composer.compose_silently
         async for _ in self.events():
             pass
         return self.response
@@ -210,7 +212,7 @@ class Run:
 
     def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         try:
-            return self._composer.compose(batch)
+            return self._compose_batch(batch)
         except IllegalDelta as error:
             logger.exception("the backend sent deltas in an illegal order", extra={"response_id": self.response.id})
             return error.events if self._composer.finished else self._composer.fail(error.events, _UNEXPECTED)

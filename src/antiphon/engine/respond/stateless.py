@@ -14,6 +14,7 @@ from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import ItemReference, Reasoning
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
@@ -57,6 +58,11 @@ def _unsupported(name: str, *, param: str) -> UnsupportedParameter:
 
 class StatelessRun(Run):
     """A run without reasoning, annotations and empty logprobs. A failed response has no output and no usage."""
+
+    async def drain(self) -> Response:
+        async for _ in self.events():  # `_compose` needs all events
+            pass
+        return self.response
 
     def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         composed = super()._compose([delta for delta in batch if not _is_hidden(delta)])
