@@ -107,6 +107,7 @@ class FileLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_upload_bytes: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024 * 1024
     max_part_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_project_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_project_index_bytes: Annotated[int, Meta(ge=1)] = 16 * 1024 * 1024 * 1024
     max_input_bytes: Annotated[int, Meta(ge=1)] = 50 * 1024 * 1024
     max_text_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_file_tokens: Annotated[int, Meta(ge=1)] = 5_000_000

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +408,16 @@ async def test_failed_start_of_the_worker_closes_store_and_backends(
     assert calls == ["start one", "close one"]
     new = set(threading.enumerate()) - before
     assert [thread.name for thread in new if thread.name.startswith("store-")] == []
+
+
+@pytest.mark.parametrize(("retention", "days"), [(7 * 86_400, 7), (None, 365)])
+async def test_claim_of_an_effect_expires_with_the_responses(
+    make_harness: Any, retention: int | None, days: int
+) -> None:
+    harness = await make_harness(retention_seconds=retention)
+    claim = harness.engine._claim_effect
+    assert [await claim("p", "key"), await claim("p", "key")] == [True, False]
+    await harness.store.expire(int(time.time()) + (days - 1) * 86_400)
+    assert not await claim("p", "key")
+    await harness.store.expire(int(time.time()) + (days + 1) * 86_400)
+    assert await claim("p", "key")

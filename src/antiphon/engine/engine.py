@@ -1,6 +1,7 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Literal
@@ -45,6 +46,10 @@ from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 if TYPE_CHECKING:
     from antiphon.engine.files.service import FileService
     from antiphon.engine.telemetry import EngineTelemetry
+
+
+# The time for which an effect stays claimed if responses do not expire.
+_CLAIM_SECONDS = 365 * 24 * 60 * 60
 
 
 class Engine:
@@ -114,10 +119,15 @@ class Engine:
             sealer=self.sealer,
             hosted_tools=hosted_tools,
             hosted_services=HostedServices(
-                claim=self._store.claim_effect, file_search=VectorSearch(self._files), containers=self.containers
+                claim=self._claim_effect, file_search=VectorSearch(self._files), containers=self.containers
             ),
             files=self._files,
         )
+
+    async def _claim_effect(self, project: str, key: str) -> bool:
+        """Claim an effect for as long as responses are stored, so that the claims do not fill the database."""
+        expires_at = compute_expiry(self._policy) or int(time.time()) + _CLAIM_SECONDS
+        return await self._store.claim_effect(project, key, expires_at=expires_at)
 
     async def start(self) -> None:
         """Open the store and start the backends. If that fails, close all that was opened."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from antiphon.config import FileLimits
 from antiphon.engine.files.embedding import Embedder
 from antiphon.engine.files.storage import FileStorage
-from antiphon.errors import AntiphonError, StoreUnavailable
+from antiphon.errors import AntiphonError, InvalidRequest, StoreUnavailable
 from antiphon.retrieval.extract import Unreadable
 from antiphon.retrieval.messages import ReadChunk
 from antiphon.retrieval.process import FileReader
@@ -40,6 +40,7 @@ class Indexer:
     def __init__(self, storage: FileStorage, embedder: Embedder, limits: FileLimits, *, lease: float) -> None:
         self._storage = storage
         self._embedder = embedder
+        self._max_bytes = limits.max_project_index_bytes
         self._lease = lease
         self._idle_seconds = lease if storage.is_shared else _IDLE_CHECK_SECONDS
         self._reader = FileReader(limits, embed=embedder.is_local)
@@ -53,6 +54,16 @@ class Indexer:
         self._has_work.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
+
+    def check_quota(self, used: int, *, param: str | None = None) -> None:
+        """Raise InvalidRequest if the chunks of a project have more bytes than allowed."""
+        if used > self._max_bytes:
+            raise InvalidRequest(
+                f"The vector stores of the project have {used} bytes. This server stores at most {self._max_bytes} for "
+                "a project (setting files.max_project_index_bytes). Delete vector stores, or files in them.",
+                param=param,
+                code="index_quota_exceeded",
+            )
 
     async def close(self) -> None:
         if self._task is not None:
@@ -140,9 +151,12 @@ class Indexer:
         chunks = self._reader.read(
             str(path), job.filename, chunk_tokens=job.chunk_tokens, overlap_tokens=job.overlap_tokens
         )
+        used = await database.sum_usage(job.project)
         try:
             async for batch in chunks:
                 rows = await self._embed(batch)
+                used += sum(len(row.text.encode()) + len(row.vectors) for row in rows)
+                self.check_quota(used)
                 await database.append_chunks(self._owner, job.position, rows, lease=self._lease)
         finally:
             await chunks.aclose()

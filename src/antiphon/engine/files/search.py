@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.engine.files.embedding import Embedder
@@ -19,6 +19,9 @@ _PAGE_CHUNKS = 1000
 _MAX_MATCHES = 2000
 # A store that does not fit the cache is read in blocks of this size.
 _BLOCK_BYTES = 16 * 1024 * 1024
+# Memory of an entry and of an attribute, at most. Also an empty store takes some memory, so their number is limited.
+_ENTRY_BYTES, _ATTRIBUTE_BYTES = 500, 800
+_MAX_CACHED_STORES = 1000
 
 
 class SearchQuery(NamedTuple):
@@ -147,9 +150,9 @@ class Searcher:
             blocks = {position: block for position, block in old.items() if position in found}
             is_same = cached is not None and blocks.keys() == cached.blocks.keys()
             whole = cached.whole if cached is not None and is_same else None
-            cached = self._cache[key] = _CachedStore(
-                store.revision, found, blocks, whole, sum(block.size for block in blocks.values())
-            )
+            cached = self._cache[key] = _CachedStore(store.revision, found, blocks, whole, _measure(found, blocks))
+            self._cache.move_to_end(key)
+            self._evict()
         self._cache.move_to_end(key)
         return cached
 
@@ -183,7 +186,7 @@ class Searcher:
 
     def _evict(self) -> None:
         total = sum(cached.size for cached in self._cache.values())
-        while total > self._cache_bytes and len(self._cache) > 1:
+        while len(self._cache) > 1 and (total > self._cache_bytes or len(self._cache) > _MAX_CACHED_STORES):
             _, evicted = self._cache.popitem(last=False)
             total -= evicted.size
 
@@ -192,6 +195,13 @@ class Searcher:
         while rows := await database.read_vectors(entry, after=after, limit=_PAGE_CHUNKS):
             after = rows[-1].chunk_id
             yield await run_in_thread(VectorBlock.build, entry, rows, self._embedder.dimensions)
+
+
+def _measure(entries: Mapping[int, SearchEntry], blocks: Mapping[int, VectorBlock]) -> int:
+    """Return the memory of a store in the cache."""
+    attributes = sum(len(entry.attributes or ()) for entry in entries.values())
+    vectors = sum(block.size for block in blocks.values())
+    return _ENTRY_BYTES * len(entries) + _ATTRIBUTE_BYTES * attributes + vectors
 
 
 def _select(cached: _CachedStore, condition: Filter) -> list[int]:

@@ -78,6 +78,8 @@ class VectorStores:
         chunking = _choose_chunking(body.chunking_strategy)
         file_ids = list(dict.fromkeys(body.file_ids or ()))
         await self._check_files(database, project, body.file_ids or (), "file_ids[{}]")
+        if file_ids:
+            await self._check_quota(database, project, "file_ids")
         now = int(self._storage.now())
         row = StoreRow(
             id=f"{_ID_PREFIX}{random_hex()}",
@@ -136,6 +138,7 @@ class VectorStores:
         database = await self._open()
         await self._find_usable(database, project, store_id)
         await self._check_files(database, project, [body.file_id], "file_id")
+        await self._check_quota(database, project, "file_id")
         chunking = _choose_chunking(body.chunking_strategy)
         await self._attach(database, project, store_id, [_make_entry(body.file_id, body.attributes, chunking)])
         return _show_entry(store_id, await self._find_entry(database, project, store_id, body.file_id))
@@ -232,6 +235,7 @@ class VectorStores:
             await self._check_files(database, project, file_ids, "file_ids[{}]")
             chunking = _choose_chunking(body.chunking_strategy)
             listed = [_make_entry(file_id, body.attributes, chunking) for file_id in file_ids]
+        await self._check_quota(database, project, "file_ids" if body.files is None else "files")
         entries = list({entry.file_id: entry for entry in listed}.values())
         batch_id = f"vsfb_{random_hex()}"
         await self._attach(database, project, store_id, entries, batch_id=batch_id)
@@ -336,6 +340,10 @@ class VectorStores:
         if batch is None:
             raise NotFound(f"No batch '{batch_id}' in the vector store '{store_id}'.", param="batch_id")
         return batch
+
+    async def _check_quota(self, database: FileDatabase, project: str, param: str) -> None:
+        """Raise InvalidRequest if the vector stores of the project have no room for another file."""
+        self._indexer.check_quota(await database.sum_usage(project) + 1, param=param)
 
     async def _check_files(self, database: FileDatabase, project: str, file_ids: Sequence[str], param: str) -> None:
         """Raise NotFound for the first id without a file. `param` is a format with the index."""

@@ -66,6 +66,7 @@ WHERE entries.project = ? AND entries.store_id = ? AND entries.status = 'complet
 ORDER BY entries.position
 """
 VECTORS = "SELECT id, vectors FROM chunks WHERE entry = ? AND id > ? ORDER BY id LIMIT ?"
+PROJECT_USAGE = "SELECT CAST(coalesce(sum(usage_bytes), 0) AS bigint) FROM entries WHERE project = ?"
 TEXTS = "SELECT id, text FROM chunks WHERE id IN NUMBERS(?)"
 ENTRY_TEXTS = "SELECT starts_at, text FROM chunks WHERE entry = ? ORDER BY id"
 
@@ -93,6 +94,11 @@ class ChunkTable(StepDatabase):
         rows = await self._fetch(NEXT_FREE, ())
         found: float | None = rows[0][0]
         return found
+
+    async def sum_usage(self, project: str) -> int:
+        """Return the size of the chunks of all complete files in the vector stores of a project."""
+        ((used,),) = await self._fetch(PROJECT_USAGE, (project,))
+        return int(used)
 
     async def append_chunks(self, owner: str, position: int, chunks: Sequence[ChunkRow], *, lease: float) -> None:
         """Save chunks of an entry and renew its lease. Raises IndexingLost if the owner does not have it."""

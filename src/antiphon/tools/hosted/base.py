@@ -59,7 +59,8 @@ class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of the engine that tools use: one field per service, None if the engine does not have it.
 
     `claim` records an effect before it happens. It returns False if the same key of the project was claimed before, by
-    any request or process, so that an effect with a key happens at most once. `file_search` searches vector stores.
+    any request or process, so that an effect with a key happens at most once. A claim lasts as long as responses are
+    stored, and a year if they do not expire. `file_search` searches vector stores.
     """
 
     claim: Callable[[str, str], Awaitable[bool]] | None = None
