@@ -44,6 +44,12 @@ class Authority:
 
     def make_server_context(self, *names: str, expired: bool = False) -> ssl.SSLContext:
         """Return a server's context with a certificate for these host names and addresses."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.write_certificate(*names, expired=expired))
+        return context
+
+    def write_certificate(self, *names: str, expired: bool = False) -> Path:
+        """Write a key and a certificate for these host names and addresses into one file, and return its path."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         end = now - DAY if expired else now + DAY
@@ -57,9 +63,7 @@ class Authority:
         form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         path = self._folder / f"{certificate.serial_number}.pem"
         path.write_bytes(key.private_bytes(pem, *form) + certificate.public_bytes(pem))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(path)
-        return context
+        return path
 
     def _start(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, begin: datetime, end: datetime
