@@ -7,18 +7,21 @@ from typing import assert_type
 
 from antiphon import (
     Agent,
+    CommandOutput,
     Limits,
     Outcome,
     PartialOutput,
     RunContext,
     RunEnded,
     RunEvent,
+    ShellRequest,
     TextDelta,
     Tool,
     ToolContext,
     ToolFinished,
     Toolset,
     WebSearch,
+    shell_tool,
     tool,
 )
 from antiphon.agent.transports.base import Transport
@@ -65,6 +68,13 @@ async def choose_set(context: RunContext[Warehouse]) -> Sequence[Tool | Toolset]
 def make_agent_with_sets(transport: Transport) -> Agent[Warehouse, str]:
     tools = Toolset(count_stock, Toolset.dynamic(choose_set)).require_approval(lambda given: "pieces" in given)
     return Agent(model="scripted", transport=transport, deps_type=Warehouse, tools=[tools, WebSearch()])
+
+
+def run_commands(request: ShellRequest, context: ToolContext[Warehouse]) -> list[CommandOutput]:
+    return [CommandOutput(f"{context.deps.customer}: {command}") for command in request.commands]
+
+
+shell = shell_tool(run_commands, needs_approval=lambda given: bool(given["commands"]))
 
 
 def log(event: RunEvent, context: RunContext[Warehouse]) -> None:

@@ -84,7 +84,7 @@ class AnswerEntry(_Entry, tag="Answered", frozen=True):
     the answer before was invalid. `last_turn_reason` is set if this was the last turn of the run, without tools.
     `repairs_output` is true if the turn repeats an answer that did not match the output type. `incomplete_reason` is
     set if the answer was cut off. `drops_encrypted` is true if the server could not decrypt the earlier reasoning; the
-    run goes on without it.
+    run goes on without it. `native_calls` are the ids of calls, other than those of functions, that the agent runs.
     """
 
     response_id: str
@@ -95,6 +95,7 @@ class AnswerEntry(_Entry, tag="Answered", frozen=True):
     repairs_output: bool = field(default=False, name="repairs")
     incomplete_reason: str = field(default="", name="cut")
     drops_encrypted: bool = field(default=False, name="unsealed")
+    native_calls: list[str] | UnsetType = UNSET
 
 
 class FailedAttemptEntry(_Entry, tag="Wasted", frozen=True):

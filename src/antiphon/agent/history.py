@@ -5,7 +5,7 @@ and loses no content. The repair of stored conversations in `engine/prepare/hist
 decoded items: it drops items, leaves the last calls open for the client, and returns a warning for each change.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +15,10 @@ from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.items import LOST_OUTPUT
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import ToolInvocation
+from antiphon.tools.native import CALL_NAMES, encode_arguments, make_native_output
 
 OUTPUT_TYPES = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-"""The calls that an agent runs itself, each with the type of its output. They have a name and a call id."""
+"""The calls of functions, each with the type of its output. They have a name and a call id."""
 
 # All calls whose output comes from a client, unless the server runs them itself.
 _ALL_OUTPUT_TYPES = {
@@ -180,9 +181,7 @@ def _find_key(item: JsonObject) -> Hashable | None:
     output_type = _ALL_OUTPUT_TYPES.get(kind, kind if kind in _OUTPUTS else None) if isinstance(kind, str) else None
     if output_type is None:
         return None
-    call_id = item.get("call_id")
-    if kind == "local_shell_call_output":  # in the API its own id is that of the call
-        call_id = call_id or item.get("id")
+    call_id = get_call_id(item)
     # A tool search that the server has run has no call id.
     return None if call_id is None and output_type == "tool_search_output" else (output_type, str(call_id))
 
@@ -221,11 +220,11 @@ def is_call(item: JsonObject) -> bool:
     return item.get("type") in _ALL_OUTPUT_TYPES
 
 
-def has_unsupported_call(items: Sequence[JsonObject]) -> bool:
+def has_unsupported_call(items: Sequence[JsonObject], native_calls: Collection[str] = ()) -> bool:
     """Return True if there is a call that neither the server nor an agent runs."""
     paired = _find_pairs(items)
     unpaired = (item for index, item in enumerate(items) if index not in paired and _find_key(item) is not None)
-    return any(item["type"] not in OUTPUT_TYPES for item in unpaired)
+    return any(item["type"] not in OUTPUT_TYPES and not _is_among(item, native_calls) for item in unpaired)
 
 
 def find_complete_calls(output: Sequence[JsonObject]) -> list[JsonObject]:
@@ -233,17 +232,43 @@ def find_complete_calls(output: Sequence[JsonObject]) -> list[JsonObject]:
     return [item for item in output if item.get("type") in OUTPUT_TYPES and item.get("status") != "incomplete"]
 
 
-def find_invocations(items: Sequence[JsonObject]) -> list[ToolInvocation]:
-    return [to_invocation(item) for item in items if item.get("type") in OUTPUT_TYPES]
+def find_native_calls(items: Sequence[JsonObject], types: Collection[str]) -> list[str]:
+    """Return the ids of the calls of these types that the server has not run."""
+    paired = _find_pairs(items)
+    calls = (item for index, item in enumerate(items) if index not in paired and item.get("type") in types)
+    return [str(item["call_id"]) for item in calls]
+
+
+def find_invocations(items: Sequence[JsonObject], native_calls: Collection[str] = ()) -> list[ToolInvocation]:
+    """Return the calls that an agent runs. `native_calls` are the ids of those that are no calls of functions."""
+    return [to_invocation(item) for item in items if item.get("type") in OUTPUT_TYPES or _is_among(item, native_calls)]
+
+
+def _is_among(item: JsonObject, native_calls: Collection[str]) -> bool:
+    return bool(native_calls) and item.get("type") in CALL_NAMES and item.get("call_id") in native_calls
 
 
 def to_invocation(item: JsonObject) -> ToolInvocation:
+    if item.get("type") in CALL_NAMES:
+        return ToolInvocation(str(item.get("call_id", "")), CALL_NAMES[item["type"]], encode_arguments(item))
     arguments = item.get("arguments", item.get("input", ""))
     return ToolInvocation(str(item.get("call_id", "")), str(item.get("name", "")), _to_text(arguments))
 
 
+def make_output_items(call: JsonObject, output: str | list[JsonObject]) -> list[JsonObject]:
+    """Return the items of the output of a call: one, and a message after it if the item cannot state an error."""
+    return [make_output_item(call, output)] if call["type"] in OUTPUT_TYPES else make_native_output(call, output)
+
+
+def get_call_id(item: JsonObject) -> str | None:
+    """Return the id of the call to which a call or an output belongs."""
+    if item.get("type") == "local_shell_call_output":  # in the API its own id is that of the call
+        return item.get("call_id") or item.get("id")
+    return item.get("call_id")
+
+
 def make_output_item(call: JsonObject, output: str | list[JsonObject]) -> JsonObject:
-    """Return the output item of a call."""
+    """Return the output item of the call of a function."""
     return {"type": OUTPUT_TYPES[call["type"]], "call_id": call["call_id"], "output": output}
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from antiphon.agent.budget import Budget, Stop, StopTimer
 from antiphon.agent.entries import (
@@ -371,6 +372,7 @@ def _make_entry(answer: ModelAnswer, step: NextTurn) -> AnswerEntry:
         step.repairs_output,
         answer.incomplete_reason,
         answer.drops_encrypted,
+        list(answer.native_calls) or UNSET,
     )
 
 

@@ -18,6 +18,7 @@ from antiphon.agent.history import (
     cannot_decrypt,
     drop_encrypted,
     drop_lone_reasoning,
+    find_native_calls,
     has_unsupported_call,
     is_call,
     is_encrypted,
@@ -43,6 +44,7 @@ from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
+from antiphon.tools.native import CALL_TYPES
 from antiphon.upstream.usage import estimate_payload_usage, parse_usage
 
 logger = logging.getLogger(__name__)
@@ -111,7 +113,7 @@ class ModelAnswer(Struct, frozen=True):
 
     `incomplete_reason` is set if the answer was cut off. `can_continue` is False if the server cannot continue the
     response by its id, because the output was changed here. `drops_encrypted` is True if the server could not decrypt
-    earlier reasoning.
+    earlier reasoning. `native_calls` are the ids of calls, other than those of functions, that the agent runs.
     """
 
     response_id: str
@@ -120,6 +122,7 @@ class ModelAnswer(Struct, frozen=True):
     incomplete_reason: str = ""
     can_continue: bool = True
     drops_encrypted: bool = False
+    native_calls: Sequence[str] = ()
 
 
 AnyDelta = ModelDelta | CallDelta | RawModelEvent
@@ -157,7 +160,7 @@ class ResponsesModel:
         self._output_tools = [] if output is None else output.describe_tools()
         self._raw_events = raw_events
         self._server_tools: Sequence[JsonObject] = settings.get("tools", ())
-        self._tools = [*self._server_tools, *tools, *self._output_tools]
+        self.set_tools(tools)
         self._include = _choose_include(settings)
         self._settings = {name: value for name, value in settings.items() if name != "include"}
         self._conversation_state = conversation_state
@@ -173,6 +176,7 @@ class ResponsesModel:
     def set_tools(self, tools: Sequence[JsonObject]) -> None:
         """Replace the tools of the following requests. The tools in the settings, which the server runs, stay."""
         self._tools = [*self._server_tools, *tools, *self._output_tools]
+        self._native_types = frozenset(CALL_TYPES[each["type"]] for each in tools if each["type"] in CALL_TYPES)
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         fallbacks: set[Fallback] = set()
@@ -220,10 +224,13 @@ class ResponsesModel:
         if self._conversation_state == "server" and state.response_id is not None:
             new_items = [*state.history[state.sent_count :], *extra_input]
             request |= {"previous_response_id": state.response_id, "input": new_items}
-            return _Attempt(request, [*state.history, *extra_input], raw_events=self._raw_events)
+            return self._make_attempt(request, [*state.history, *extra_input])
         history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
         items = [*self._completer.complete(history), *extra_input]
-        return _Attempt(request | {"input": items}, items, raw_events=self._raw_events)
+        return self._make_attempt(request | {"input": items}, items)
+
+    def _make_attempt(self, request: JsonObject, context: Sequence[JsonObject]) -> "_Attempt":
+        return _Attempt(request, context, raw_events=self._raw_events, native_types=self._native_types)
 
     def _add_tools(self, request: JsonObject, state: RunState, *, use_tools: bool) -> None:
         request["tools"] = self._tools
@@ -257,13 +264,16 @@ class ResponsesModel:
 class _Attempt:
     """One request and its response. `context` are all items that the model reads for it."""
 
-    def __init__(self, request: JsonObject, context: Sequence[JsonObject], *, raw_events: bool) -> None:
+    def __init__(
+        self, request: JsonObject, context: Sequence[JsonObject], *, raw_events: bool, native_types: Collection[str]
+    ) -> None:
         self.request = request
         self.texts: list[str] = []
         self.ignores_previous = False
         """True if the server has answered without the response that it should have continued."""
         self._context = context
         self._raw_events = raw_events
+        self._native_types = native_types
         self._collector = ResponseCollector()
         self._calls = ArgumentsReader()
 
@@ -290,7 +300,7 @@ class _Attempt:
         self.ignores_previous = previous is not None and response.get("previous_response_id") != previous
         if self.ignores_previous:
             raise UpstreamError("The server did not continue the conversation. Later requests send the whole history.")
-        answer = make_answer(response)
+        answer = make_answer(response, self._native_types)
         if answer.usage.total_tokens:
             return answer
         return msgspec.structs.replace(answer, usage=estimate_payload_usage(self.request, self._context, answer.output))
@@ -350,19 +360,24 @@ class ArgumentsReader:
         return CallDelta(*self._calls.get(index, ("", "")), str(payload.get("delta") or ""))
 
 
-def make_answer(response: JsonObject) -> ModelAnswer:
-    """Return the answer in a response. Calls that were cut off are dropped: they can neither run nor be sent back."""
+def make_answer(response: JsonObject, native_types: Collection[str] = ()) -> ModelAnswer:
+    """Return the answer in a response. Calls that were cut off are dropped: they can neither run nor be sent back.
+
+    `native_types` are the types of calls, other than those of functions, that the agent runs.
+    """
     incomplete_reason = _find_incomplete_reason(response)
     items = [item for item in response["output"] if isinstance(item, dict)]
     output = [to_input_item(item) for item in items if not (incomplete_reason and _is_cut_off(item))]
-    has_new_ids = _make_call_ids_unique(output)
+    has_new_ids = _make_call_ids_unique(output, native_types)
     sendable = drop_lone_reasoning(output)
+    native_calls = find_native_calls(sendable, native_types) if native_types else ()
     return ModelAnswer(
         str(response.get("id") or ""),
         sendable,
         parse_usage(response.get("usage")) or Usage(0, 0, 0),
         incomplete_reason,
-        len(sendable) == len(items) and not has_new_ids and not has_unsupported_call(sendable),
+        len(sendable) == len(items) and not has_new_ids and not has_unsupported_call(sendable, native_calls),
+        native_calls=native_calls,
     )
 
 
@@ -390,12 +405,12 @@ def _is_cut_off(item: JsonObject) -> bool:
     return item.get("status") == "incomplete"
 
 
-def _make_call_ids_unique(output: list[JsonObject]) -> bool:
+def _make_call_ids_unique(output: list[JsonObject], native_types: Collection[str]) -> bool:
     """Give every call an id of its own, without "/". Return True if an id was changed."""
     taken: set[str] = set()
     changed = False
     for item in output:
-        if item.get("type") not in OUTPUT_TYPES:
+        if item.get("type") not in OUTPUT_TYPES and item.get("type") not in native_types:
             continue
         call_id = str(item.get("call_id") or "")
         # The ids of a subagent's calls are joined with "/": see `subagents.py`.
@@ -404,7 +419,8 @@ def _make_call_ids_unique(output: list[JsonObject]) -> bool:
             changed = True
         taken.add(call_id)
         item["call_id"] = call_id
-        item.setdefault("name", "")
+        if item["type"] in OUTPUT_TYPES:
+            item.setdefault("name", "")
     return changed
 
 

@@ -26,12 +26,14 @@ from antiphon.agent.entries import (
     Verdict,
 )
 from antiphon.agent.history import (
-    OUTPUT_TYPES,
     drop_encrypted,
     find_invocations,
+    get_call_id,
+    is_call,
     join_output,
     join_text,
     make_output_item,
+    make_output_items,
     shorten_output,
 )
 from antiphon.agent.loop_guard import RepeatCounter, make_signature
@@ -232,7 +234,7 @@ class RunState:
         self.sent_count = len(self.history)
         self._add_usage(UsageCost(entry.usage))
         self.text, self.refusal = join_text(entry.output), join_text(entry.output, kinds=("refusal",))
-        self.calls = find_invocations(entry.output)
+        self.calls = find_invocations(entry.output, entry.native_calls or ())
         self.open_calls = list(self.calls)
         self.started_calls, self.replaced_calls, self.paused_calls, self.verdicts = set(), set(), {}, {}
         self.final_results, self.output_calls, self.replaced_output, self.invalid_output = {}, set(), None, ""
@@ -348,8 +350,8 @@ class RunState:
         call = self._find_open(call_id)
         self.open_calls.remove(call)
         self.paused_calls.pop(call_id, None)
-        item = make_output_item(self.find_item(call), shorten_output(output))
-        self.history.insert(self.find_output_index(call), item)
+        index = self.find_output_index(call)
+        self.history[index:index] = make_output_items(self.find_item(call), shorten_output(output))
         return call
 
     def _apply_handoff(self, entry: HandoffEntry) -> None:
@@ -393,7 +395,7 @@ class RunState:
 
     def find_item(self, call: ToolInvocation) -> JsonObject:
         """Return the item of an open call: the last one with its id, since a model may reuse ids."""
-        items = (item for item in reversed(self.history) if item.get("type") in OUTPUT_TYPES)
+        items = (item for item in reversed(self.history) if is_call(item))
         return next(item for item in items if item.get("call_id") == call.call_id)
 
     def find_output_index(self, call: ToolInvocation) -> int:
@@ -401,6 +403,6 @@ class RunState:
         position = self.calls.index(call)
         later = {each.call_id for each in self.calls[position + 1 :]}
         for index in range(self.sent_count, len(self.history)):
-            if self.history[index].get("call_id") in later:
+            if get_call_id(self.history[index]) in later:
                 return index
         return len(self.history)

@@ -29,7 +29,7 @@ from antiphon.agent.entries import (
 )
 from antiphon.agent.guardrails import Blocked, CallCheck, ResultCheck
 from antiphon.agent.handoffs import SECOND_HANDOFF, Handoff
-from antiphon.agent.history import make_output_item
+from antiphon.agent.history import make_output_item, make_output_items
 from antiphon.agent.journal import Journal
 from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, add_warning, make_signature
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
@@ -186,7 +186,7 @@ class ToolCalls:
         waiting = NOT_APPROVED_YET if self.pending else RUN_STOPPED
         for call in state.open_calls:
             error = make_error_result(CANCELLED if call.call_id in state.started_calls else waiting)
-            history.append(make_output_item(state.find_item(call), error.output))
+            history += make_output_items(state.find_item(call), error.output)
         return history
 
     def drain_events(self) -> list[RunEvent]:

@@ -274,13 +274,14 @@ async def _invoke(function: Function, signature: _Signature, text: str, context:
     if signature.context is not None:
         arguments[signature.context] = context
     try:
-        return make_result(await _call(function, arguments, name=signature.name))
+        return make_result(await call_function(function, arguments, name=signature.name))
     except msgspec.MsgspecError as error:
         # Raised by the function itself. The executor would report it as an error in the arguments.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-async def _call(function: Function, arguments: Mapping[str, Any], *, name: str) -> Any:
+async def call_function(function: Function, arguments: Mapping[str, Any], *, name: str) -> Any:
+    """Return the result of a function. One that is not a coroutine function runs in a thread of its own."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     result = await _run_in_thread(functools.partial(function, **arguments), name=f"tool {name}")
