@@ -182,6 +182,7 @@ ITEMS: dict[str, Json] = {
         "server_label": "l",
         "status": "completed",
         "approval_request_id": "mcpr_s",
+        "error": None,
         "output": "o",
     },
     "custom_tool_call_output": {

@@ -11,6 +11,7 @@ from antiphon.errors import ConfigError
 from antiphon.protocol import validation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
@@ -35,7 +36,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
     accepted the request, before its first delta. A backend that reads an answer of unknown size stops it at `limits`,
     with `limits.make_error`. The engine checks the deltas against them, too. URLs in `items` that another server
-    fetches must follow `outbound`.
+    fetches must follow `outbound`. `load_deferred` loads the tools of the empty namespaces in `request.tools`, before
+    the first tool search of the turn. It returns the tools, and the deltas of the items that list them.
     """
 
     request: CreateRequest
@@ -49,6 +51,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None
+    load_deferred: Callable[[], Awaitable[tuple[list[Tool | Unknown], list[Delta]]]] | None = None
     limits: AnswerLimits = AnswerLimits()
     outbound: OutboundRules = OutboundRules()
 

@@ -219,8 +219,8 @@ class McpCall(Tagged, tag="mcp_call"):
     name: str
     server_label: str
     approval_request_id: str | None = None
-    error: Any = None
-    output: str | None = None
+    error: Any = always(None)
+    output: str | None = always(None)
     status: HostedStatus | None = None
 
 

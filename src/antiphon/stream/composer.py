@@ -42,6 +42,7 @@ from antiphon.stream.passthrough import (
     rewrite_event,
 )
 from antiphon.stream.plain_answers import EVENT_COUNT, find_plain_answer
+from antiphon.stream.tool_usage import add_tool_usage
 
 S = TypeVar("S", MessageDraft, ReasoningDraft)
 Key = int | str | None
@@ -423,6 +424,11 @@ class Composer:
         self._usage = delta.usage
         return []
 
+    def _add_tool_usage(self, delta: deltas.ToolUsage) -> list[Event]:
+        self.response = copy_struct(self.response)
+        self.response.tool_usage = add_tool_usage(self.response.tool_usage, delta)
+        return []
+
     def _finish(self, delta: deltas.Finish) -> list[Event]:
         if self._unnamed_calls and delta.reason == "stop":
             return self._finish_failed(deltas.Failure("The model called a tool without a name.", "model_error"))
@@ -491,6 +497,7 @@ class Composer:
         deltas.CloseItem: _close_item,
         deltas.Served: _set_served_by,
         deltas.TokenUsage: _set_usage,
+        deltas.ToolUsage: _add_tool_usage,
         deltas.Finish: _finish,
         deltas.Failure: _finish_failed,
     }

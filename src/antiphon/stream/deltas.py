@@ -177,6 +177,16 @@ class TokenUsage(_Delta):
     usage: Usage
 
 
+class ToolUsage(_Delta):
+    """The usage of a hosted tool that this server has run: web searches, and the `usage` of an images endpoint.
+
+    The usages of a response add up.
+    """
+
+    searches: int = 0
+    images: JsonObject | None = None
+
+
 class Finish(_Delta):
     """The end of the turn and its reason. Every turn ends with exactly one `Finish` or `Failure`, and nothing follows.
 
@@ -222,6 +232,7 @@ Delta = (
     | CloseItem
     | Served
     | TokenUsage
+    | ToolUsage
     | Finish
     | Failure
     | Passthrough

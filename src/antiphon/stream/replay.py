@@ -64,7 +64,7 @@ class ReplayFilter:
                 self._expected.append(piece)
 
     def _feed(self, delta: Delta) -> Sequence[Delta]:
-        if isinstance(delta, deltas.Served | deltas.TokenUsage | deltas.Failure):
+        if isinstance(delta, deltas.Served | deltas.TokenUsage | deltas.ToolUsage | deltas.Failure):
             return [delta]
         if isinstance(delta, deltas.Finish):
             return self._finish(delta)

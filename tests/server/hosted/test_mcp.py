@@ -94,6 +94,46 @@ def test_pain_h_73_next_response_of_a_chain_does_not_list_again(server: LiveServ
     assert ([name for name, _ in mcp.calls], mcp.methods.count("tools/list")) == (["add", "add", "log"], 1)
 
 
+SEARCH = {"tool_call": {"name": "tool_search", "arguments": {"query": "add numbers"}, "call_id": "call_0"}}
+SEARCHED = {
+    "native_tools": ["function"],
+    "rules": [
+        {"user": "sum", "answers": [*[[SEARCH], [call("s__add")], "Found."] * 2]},
+        {"answers": ["No search."]},
+    ],
+}
+
+
+def test_deferred_server_is_listed_by_the_first_search_only(mcp: WireServer) -> None:
+    tools = HostedTools([McpHostedTool(HostedSetup(settings=SETTINGS))])
+    live = LiveServer(SEARCHED, SETTINGS, hosted_tools=tools)
+    deferred: Any = [{"type": "tool_search"}, entry(mcp, defer_loading=True, server_description="Sums.")]
+    try:
+        client = live.client()
+        idle = client.responses.create(model="scripted", input="hi", tools=deferred)
+        assert (idle.output_text, mcp.methods) == ("No search.", [])
+        with client.responses.stream(model="scripted", input="sum", tools=deferred) as stream:
+            list(stream)
+            found = stream.get_final_response()
+        again = client.responses.create(model="scripted", input="sum", tools=deferred, previous_response_id=found.id)
+    finally:
+        live.stop()
+    searched = ["tool_search_call", "tool_search_output"]
+    assert [item.type for item in found.output] == ["mcp_list_tools", *searched, "mcp_call", "message"]
+    assert [item.type for item in again.output] == [*searched, "mcp_call", "message"]
+    assert found.output[3].to_dict() | {"id": ""} == {
+        "type": "mcp_call",
+        "id": "",
+        "server_label": "s",
+        "name": "add",
+        "arguments": '{"one": 2, "other": 3}',
+        "output": "5",
+        "error": None,
+        "status": "completed",
+    }
+    assert (mcp.methods.count("tools/list"), len(mcp.calls)) == (1, 2)
+
+
 def test_function_of_the_client_keeps_its_name(server: LiveServer, mcp: WireServer) -> None:
     function = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
     client = server.client()

@@ -47,6 +47,10 @@ def test_answer_cites_the_pages_that_were_found(server: LiveServer, kind: Any) -
     assert part.text == TEXT
     assert part.text[citation.start_index : citation.end_index] == f"([Cats]({URL}))"
     assert sum(event.type == "response.output_text.annotation.added" for event in events) == 1
+    began = events[0].response.to_dict()["tool_usage"]  # type: ignore[union-attr]
+    ended = response.to_dict()["tool_usage"]
+    assert (began["web_search"], ended["web_search"]) == ({"num_requests": 0}, {"num_requests": 1})
+    assert began["image_gen"] == ended["image_gen"]
 
 
 def test_sources_are_shown_if_they_are_included(server: LiveServer) -> None:

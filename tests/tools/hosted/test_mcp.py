@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("mcp")
@@ -105,6 +106,7 @@ async def test_list_and_call_have_the_documented_events() -> None:
             "arguments": arguments,
             "name": "add",
             "server_label": "s",
+            "error": None,
             "output": "3",
             "status": "completed",
         },
@@ -230,6 +232,7 @@ async def test_approved_call_is_executed_once() -> None:
             "name": "add",
             "server_label": "s",
             "approval_request_id": "mcpr_9",
+            "error": None,
             "output": "5",
             "status": "completed",
         }
@@ -290,6 +293,7 @@ async def test_failure_of_a_tool_is_a_failed_item_without_secrets(result: Any, e
             "name": "run",
             "server_label": "s",
             "error": error,
+            "output": None,
             "status": "failed",
         }
     ]
@@ -404,6 +408,22 @@ async def test_list_that_fails_after_the_beginning_is_a_failed_item() -> None:
     (item,) = output
     assert (item["tools"], item["error"]["type"], item["error"]["code"]) == ([], "http_error", 503)
     assert session.functions == []
+
+
+async def test_deferred_list_is_loaded_later_and_may_fail() -> None:
+    async with serve_mcp(TOOLS) as server, hosting() as tool:
+        context = msgspec.structs.replace(make_context([entry(server, defer_loading=True)]), can_defer=True)
+        session = await open_session(tool, context)
+        assert (session.is_deferred, session.functions, await collect(session.introduce())) == (True, [], [])
+        assert server.methods == []
+        loaded = await session.load()
+        other = await open_session(tool, context)
+        server.status = 503
+        events, output = compose(await other.load())
+    assert [function.name for function in session.functions] == [*NAMES]
+    assert (session.is_deferred, compose(loaded)[1][0]["type"]) == (False, "mcp_list_tools")
+    assert list_types(events)[2:] == ["mcp_list_tools.failed", "output_item.done"]
+    assert (other.functions, output[0]["error"]["code"]) == ([], 503)
 
 
 @pytest.mark.parametrize("location", ["http://10.0.0.1/mcp", "http://localhost/mcp"])

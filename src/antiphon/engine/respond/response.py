@@ -10,6 +10,7 @@ from antiphon.engine.serve.routing import Candidate
 from antiphon.protocol.request import ConversationRef, JsonSchemaFormat, TextConfig, TextFormat
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import copy_struct
+from antiphon.stream.tool_usage import make_tool_usage
 
 # Fields of the response that repeat a parameter of the request if it is set.
 _ECHOED = (
@@ -46,6 +47,8 @@ def begin_response(prepared: Prepared, candidate: Candidate | None = None) -> Re
     response.model = (request.model or "") if candidate is None else candidate.model.id
     response.served_by = None if candidate is None else candidate.address
     response.output, response.tools, response.metadata = [], prepared.shown_tools or request.tools or [], {}
+    if prepared.is_hosted:
+        response.tool_usage = make_tool_usage()
     response.top_logprobs = request.top_logprobs or 0
     response.presence_penalty = request.presence_penalty or 0.0
     response.frequency_penalty = request.frequency_penalty or 0.0

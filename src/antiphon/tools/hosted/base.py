@@ -95,7 +95,8 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
     `items` is the context of the first model call. `warn` adds a warning for the client; after the stream has begun it
     has no effect. URLs of the request may be fetched only by the rules in `outbound`. `resumed` is True if an earlier
     attempt at this background response was interrupted. `has_begun` returns True if the response has begun: the client
-    can get no HTTP error any more.
+    can get no HTTP error any more. `can_defer`: the model can search for tools, so that a session with `defer_loading`
+    may find its functions later.
     """
 
     project: str
@@ -107,6 +108,7 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
     services: HostedServices = NO_SERVICES
     resumed: bool = False
     has_begun: Callable[[], bool] = lambda: False
+    can_defer: bool = False
 
 
 class HostedFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +191,15 @@ class HostedSession:
         """Yield the items that come before the first model call. They must have no effects."""
         return
         yield
+
+    @property
+    def is_deferred(self) -> bool:
+        """True if the functions are not known before `load`, which is called before the first tool search."""
+        return False
+
+    async def load(self) -> Sequence[Delta]:
+        """Find the functions of a deferred session, and return the deltas of the items that list them."""
+        return ()
 
     def observe(self, item: Item | Unknown) -> None:
         """Take note of an item of the context: of the history, or of a finished call of this response, in order."""

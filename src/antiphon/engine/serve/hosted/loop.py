@@ -101,7 +101,12 @@ class HostedLoop:
             for tool in turn.request.tools or ():
                 if tool.type in types:
                     opened = await self._open(
-                        tool, turn, response_id, resumed=bool(journal.recorded), has_begun=has_begun
+                        tool,
+                        turn,
+                        response_id,
+                        resumed=bool(journal.recorded),
+                        has_begun=has_begun,
+                        can_defer=toolset.has_search and not capabilities.any_tool,
                     )
                     stack.push_async_callback(opened.session.close)
                     toolset.add(opened)
@@ -121,7 +126,14 @@ class HostedLoop:
         return msgspec.structs.replace(serving, deltas=HostedDeltas(run.stream(), run, sessions))
 
     async def _open(
-        self, tool: Tool | Unknown, turn: Turn, response_id: str, *, resumed: bool, has_begun: Callable[[], bool]
+        self,
+        tool: Tool | Unknown,
+        turn: Turn,
+        response_id: str,
+        *,
+        resumed: bool,
+        has_begun: Callable[[], bool],
+        can_defer: bool,
     ) -> OpenSession:
         hosted = self.tools.find(tool.type)
         if hosted is None:
@@ -136,6 +148,7 @@ class HostedLoop:
             services=self._services,
             resumed=resumed,
             has_begun=has_begun,
+            can_defer=can_defer,
         )
         return OpenSession(tool, hosted, await hosted.open(tool, context))
 

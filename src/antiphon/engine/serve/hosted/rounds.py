@@ -48,6 +48,8 @@ from antiphon.protocol.events import OutputItemAdded
 from antiphon.protocol.items import Compaction, FunctionCall, FunctionCallOutput
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.response import Response, Usage
+from antiphon.protocol.tools import Tool
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import decode_deltas, encode_deltas, join_text
@@ -206,11 +208,23 @@ class HostedRun:
             expand = partial(expand_compactions, project=self._turn.project)
             items = (await offload.run(expand, items, self._sealer)).items
         known = len(self._turn.warnings)
-        serving = await self._start_model(msgspec.structs.replace(self._turn, request=request, items=items), replayed)
+        turn = msgspec.structs.replace(self._turn, request=request, items=items)
+        if self._toolset.list_unloaded():
+            turn = msgspec.structs.replace(turn, load_deferred=self._load_deferred)
+        serving = await self._start_model(turn, replayed)
         if self._answers:  # too late for the response headers
             for warning in self._turn.warnings[known:]:
                 logger.warning("%s", warning)
         return serving
+
+    async def _load_deferred(self) -> tuple[list[Tool | Unknown], list[Delta]]:
+        """Load the functions of deferred sessions, and return them with the deltas of the items that list them."""
+        tools: list[Tool | Unknown] = []
+        output: list[Delta] = []
+        for opened in self._toolset.list_unloaded():
+            output += await opened.session.load()
+            tools += self._toolset.list_loaded(opened)
+        return tools, output
 
     def _count_tokens_left(self) -> int | None:
         limit = self._turn.request.max_output_tokens

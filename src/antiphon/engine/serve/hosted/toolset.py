@@ -52,7 +52,7 @@ class HostedToolset:
         self._assigned: dict[tuple[int, str], str] = {}
         self._by_name: dict[str, tuple[HostedSession, str]] = {}
         self._by_namespace: dict[tuple[str, str], tuple[HostedSession, str]] = {}
-        self._has_search = any(isinstance(tool, ToolSearchTool) and tool.execution != "client" for tool in client_tools)
+        self.has_search = any(isinstance(tool, ToolSearchTool) and tool.execution != "client" for tool in client_tools)
         for name in self._taken:
             self._names.reserve(ToolKey("named", None, name))
 
@@ -142,7 +142,7 @@ class HostedToolset:
 
     def _is_deferred(self, opened: OpenSession) -> bool:
         """Return True if the model sees the functions only after a tool search."""
-        return self._has_search and bool(getattr(opened.entry, "defer_loading", None))
+        return self.has_search and bool(getattr(opened.entry, "defer_loading", None))
 
     def _list_functions(self, opened: OpenSession) -> list[Tool]:
         if not allows_caller(opened.entry, "direct"):
@@ -156,7 +156,18 @@ class HostedToolset:
             FunctionTool(each.name, each.description, each.parameters, each.strict, defer_loading=True)
             for each in functions
         ]
-        return [NamespaceTool(opened.session.label, description, deferred)] if deferred else []
+        if not deferred and not opened.session.is_deferred:
+            return []
+        return [NamespaceTool(opened.session.label, description, deferred)]
+
+    def list_unloaded(self) -> list[OpenSession]:
+        """Return the sessions whose functions are loaded before the first tool search."""
+        return [opened for opened in self._sessions if opened.session.is_deferred]
+
+    def list_loaded(self, opened: OpenSession) -> list[Tool]:
+        """Return the functions of a session that has been loaded, as a search finds them."""
+        self.assign_names()
+        return self._list_functions(opened)
 
     # The choice
 

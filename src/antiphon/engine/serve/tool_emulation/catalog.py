@@ -122,6 +122,7 @@ class Catalog:
         for tool in all_tools:
             if isinstance(tool, FunctionTool):  # first of all, because functions have their own names
                 self._names.reserve(ToolKey("named", None, tool.name))
+        self._sources: list[NamespaceTool] = []
         self.search = next((tool for tool in all_tools if isinstance(tool, ToolSearchTool)), None)
         for tool in tools:
             self._add(tool, loaded=False)
@@ -203,7 +204,19 @@ class Catalog:
     def _is_useful(self, entry: CatalogEntry) -> bool:
         """Return False for a server-side search without deferred tools to find."""
         tool = entry.tool
-        return not isinstance(tool, ToolSearchTool) or tool.execution == "client" or any(self.list_deferred())
+        if not isinstance(tool, ToolSearchTool) or tool.execution == "client":
+            return True
+        return bool(self._sources) or any(self.list_deferred())
+
+    def set_sources(self, tools: Iterable[Tool | Unknown]) -> None:
+        """Set the namespaces whose tools are loaded before the first search: those without tools."""
+        self._sources = [tool for tool in tools if isinstance(tool, NamespaceTool) and not tool.tools]
+
+    def add_sources(self, tools: Iterable[Tool | Unknown]) -> None:
+        """Add the tools of these namespaces. A search can find them."""
+        self._sources = []
+        for tool in tools:
+            self._add(tool, loaded=False)
 
     def list_deferred(self) -> Iterator[CatalogEntry]:
         """Yield the tools that a search can still load."""
@@ -214,8 +227,7 @@ class Catalog:
         if tool.execution == "client":
             return tool
         lines: dict[str, None] = {}
-        for entry in self.list_deferred():
-            listed = entry.namespace or entry.tool
+        for listed in (*self._sources, *(entry.namespace or entry.tool for entry in self.list_deferred())):
             lines[f"- {getattr(listed, 'name', '')}: {_first_line(getattr(listed, 'description', None))}"] = None
         heading = "Finds tools by words and loads them, so that they can be called. These wait to be loaded:\n"
         return msgspec.structs.replace(tool, description=heading + "\n".join(lines), parameters=None)

@@ -6,6 +6,7 @@ backend is called again within the same response (`follow_up`).
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -28,7 +29,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Deltas
+from antiphon.stream.deltas import Delta, Deltas, Finish
 
 
 class Emulator(Stage):
@@ -90,20 +91,37 @@ class Emulator(Stage):
     async def _stream_answers(self, translated: TranslatedTurn, answer: Deltas) -> Deltas:
         request = translated.turn.request
         budget = TurnBudget(max_searches=request.max_tool_calls, max_tokens=request.max_output_tokens)
+        is_loaded = translated.turn.load_deferred is None
         while True:
             translator = AnswerTranslator(translated, budget)
             async with aclosing(answer):
                 async for batch in answer:
-                    if translator.is_costly(batch):
-                        output = await asyncio.to_thread(translator.feed, batch)
+                    if not is_loaded and batch and isinstance(batch[-1], Finish):
+                        yield await _feed(translator, batch[:-1])
+                        if translator.has_search:
+                            is_loaded = True
+                            yield await _load_deferred(translated)
+                        output = await _feed(translator, batch[-1:])
                     else:
-                        output = translator.feed(batch)
+                        output = await _feed(translator, batch)
                     if output:
                         yield output
             if translator.next_items is None:
                 return
             translated = translated.extend(translator.next_items, max_tokens=budget.count_tokens_left())
             answer = await self.inner.stream(translated.turn)
+
+
+async def _feed(translator: AnswerTranslator, batch: Sequence[Delta]) -> list[Delta]:
+    return await asyncio.to_thread(translator.feed, batch) if translator.is_costly(batch) else translator.feed(batch)
+
+
+async def _load_deferred(translated: TranslatedTurn) -> list[Delta]:
+    """Add the tools that a search may find, and return the deltas of the items that list them."""
+    assert translated.turn.load_deferred is not None
+    tools, output = await translated.turn.load_deferred()
+    translated.catalog.add_sources(tools)
+    return output
 
 
 def add_emulated_capabilities(native: Capabilities) -> Capabilities:

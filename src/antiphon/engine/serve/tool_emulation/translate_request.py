@@ -67,6 +67,8 @@ def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
             msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), CallRules(), check
         )
     catalog = Catalog(request.tools or [], turn.items, native.tools)
+    if turn.load_deferred is not None:
+        catalog.set_sources(request.tools or [])
     rules = read_call_rules(request, catalog)
     choice = translate_tool_choice(request.tool_choice, catalog)
     # A single required tool is named by the choice. All tools are still sent, so that the prompt cache stays valid.

@@ -54,6 +54,11 @@ class AnswerTranslator:
         # Fragments of a call are only appended.
         return self._has_grammar_call and any(type(delta) is not deltas.ToolCall or delta.name for delta in batch)
 
+    @property
+    def has_search(self) -> bool:
+        """True if the answer so far calls the tool search of the server."""
+        return any(isinstance(call, SearchCallTranslator) for call in self._answer.calls.values())
+
     def feed(self, batch: Iterable[Delta]) -> list[Delta]:
         """Return the client's deltas for these deltas of the backend."""
         output: list[Delta] = []

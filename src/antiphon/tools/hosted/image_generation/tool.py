@@ -13,7 +13,7 @@ from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.tools import ImageGenerationTool, Tool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import CloseItem, Delta, OpenItem
+from antiphon.stream.deltas import CloseItem, Delta, OpenItem, ToolUsage
 from antiphon.tool_settings import ImageGenerationSettings
 from antiphon.tools.hosted.base import (
     HostedCall,
@@ -213,7 +213,8 @@ class ImageGenerationCallRun(HostedCall):
             quality=image.settings.get("quality"),
             size=image.settings.get("size"),
         )
-        return [make_item_event(self._key, "image_generation_call.completed"), CloseItem(self._key, item)]
+        completed = make_item_event(self._key, "image_generation_call.completed")
+        return [ToolUsage(images=image.usage or {}), completed, CloseItem(self._key, item)]
 
     def _close_failed(self, message: str, error: JsonObject | None = None) -> list[Delta]:
         shown = {"type": "image_generation_error", "code": None, "param": None} | (error or {}) | {"message": message}

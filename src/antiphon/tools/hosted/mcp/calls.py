@@ -9,7 +9,7 @@ import msgspec
 from antiphon.errors import AntiphonError
 from antiphon.protocol.hosted import McpApprovalRequest, McpCall, McpToolInfo
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.stream.deltas import CloseItem, Delta, OpenItem
+from antiphon.stream.deltas import CloseItem, Delta, OpenItem, WholeItem
 from antiphon.tools.hosted.base import HostedCall
 from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.mcp.connections import McpConnections
@@ -156,7 +156,7 @@ class McpApproval(HostedCall):
             return
         self.needs_client = True
         item = McpApprovalRequest("", arguments, self._tool.name, self._server.target.label)
-        yield [OpenItem(self._key, item, "mcpr"), CloseItem(self._key, item)]
+        yield [WholeItem(item)]
 
     def fail(self, message: str) -> Sequence[Delta]:
         return McpCallRun(self._server, self._tool, self._key, None).fail(message)

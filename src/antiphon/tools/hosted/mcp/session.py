@@ -1,12 +1,14 @@
 """An `mcp` tool during one response: the list of its tools, their functions, and approved calls."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import msgspec
 
 from antiphon.protocol.hosted import McpListTools, McpToolInfo
+from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import McpTool
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem
 from antiphon.tools.hosted.base import ApprovedCall, HostedCall, HostedFunction, HostedSession
 from antiphon.tools.hosted.events import make_item_event
@@ -14,31 +16,35 @@ from antiphon.tools.hosted.mcp.approvals import Approval
 from antiphon.tools.hosted.mcp.calls import McpApproval, McpCallRun, McpServerCalls
 from antiphon.tools.hosted.mcp.filters import is_allowed, needs_approval
 
+ListTools = Callable[[], Awaitable[tuple[Sequence[McpToolInfo], JsonObject | None]]]
+
 
 class McpSession(HostedSession):
     """One server during one response.
 
     `listed` is the list of the server's tools, and `is_known` tells if the context has it already. `error` is the
-    reason if the tools could not be listed.
+    reason if the tools could not be listed. If `listed` is None, `list_tools` lists them before the first search.
     """
 
     def __init__(
         self,
         entry: McpTool,
         server: McpServerCalls,
-        listed: Sequence[McpToolInfo],
+        listed: Sequence[McpToolInfo] | None,
         *,
         is_known: bool,
         error: JsonObject | None = None,
         approvals: Sequence[Approval] = (),
+        list_tools: ListTools | None = None,
     ) -> None:
         self._entry = entry
         self._server = server
         self._is_known = is_known
         self._error = error
-        self._tools = {tool.name: tool for tool in listed if is_allowed(tool, entry)}
+        self._list_tools = list_tools
+        self.is_listed = listed is not None
+        self._set_tools(listed or ())
         self.label = entry.server_label
-        self.functions = [_make_function(tool) for tool in self._tools.values()]
         description = server.target.description
         self.instructions = (
             f"The tools of the MCP server '{self.label}': {description}" if description and self._tools else ""
@@ -48,13 +54,36 @@ class McpSession(HostedSession):
             for each in approvals
         ]
 
+    def _set_tools(self, listed: Sequence[McpToolInfo]) -> None:
+        self._tools = {tool.name: tool for tool in listed if is_allowed(tool, self._entry)}
+        self.functions = [_make_function(tool) for tool in self._tools.values()]
+
+    @property
+    def is_deferred(self) -> bool:
+        return not self.is_listed
+
+    async def load(self) -> Sequence[Delta]:
+        assert self._list_tools is not None
+        listed, self._error = await self._list_tools()
+        self.is_listed = True
+        self._set_tools(listed)
+        return self._make_list()
+
+    def observe(self, item: Item | Unknown) -> None:
+        """Take the list that an earlier attempt at this response has loaded."""
+        if not self.is_listed and isinstance(item, McpListTools) and item.server_label == self.label:
+            self.is_listed = True
+            self._set_tools(item.tools)
+
     async def introduce(self) -> AsyncGenerator[Sequence[Delta], None]:
-        if self._is_known:
-            return
+        if self.is_listed and not self._is_known:
+            yield self._make_list()
+
+    def _make_list(self) -> Sequence[Delta]:
         key = f"mcp_list_tools/{self.label}"
         listed = McpListTools("", self.label, list(self._tools.values()), error=self._error)
         ending = "completed" if self._error is None else "failed"
-        yield [
+        return [
             OpenItem(key, msgspec.structs.replace(listed, tools=[], error=None), "mcpl"),
             make_item_event(key, "mcp_list_tools.in_progress"),
             make_item_event(key, f"mcp_list_tools.{ending}"),

@@ -1,5 +1,7 @@
 """The hosted tool `mcp`: tools of MCP servers."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -66,18 +68,36 @@ class McpHostedTool(HostedTool):
         approvals = find_approvals(context, tool.server_label)
         known = find_known_list(tool, context)
         error: JsonObject | None = None
-        listed = known
-        if listed is None:
-            try:
-                listed = await self._list_tools(target)
-            except AntiphonError as failure:
-                if not context.has_begun():
-                    raise make_list_error(target, failure) from failure
-                listed, error = [], describe_failure(target, failure)
+        listed: Sequence[McpToolInfo] | None = known
+        is_deferred = bool(tool.defer_loading) and context.can_defer and not approvals
+        if listed is None and not is_deferred:
+            listed, error = await self._try_to_list(target, has_begun=context.has_begun)
         if approvals:
             await claim_approvals(approvals, context)
         server = McpServerCalls(target, self._connections, context.response_id)
-        return McpSession(tool, server, listed, is_known=known is not None, error=error, approvals=approvals)
+        return McpSession(
+            tool,
+            server,
+            listed,
+            is_known=known is not None,
+            error=error,
+            approvals=approvals,
+            list_tools=partial(self._try_to_list, target, has_begun=lambda: True),
+        )
+
+    async def _try_to_list(
+        self, target: McpTarget, *, has_begun: Callable[[], bool]
+    ) -> tuple[Sequence[McpToolInfo], JsonObject | None]:
+        """Return the tools of a server, or no tools and the reason.
+
+        Raises ConnectorError if the response has not begun.
+        """
+        try:
+            return await self._list_tools(target), None
+        except AntiphonError as failure:
+            if not has_begun():
+                raise make_list_error(target, failure) from failure
+            return [], describe_failure(target, failure)
 
     async def _list_tools(self, target: McpTarget) -> list[McpToolInfo]:
         async with self._connections.use(target) as client:

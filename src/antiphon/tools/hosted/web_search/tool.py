@@ -8,7 +8,7 @@ from antiphon.protocol.hosted import WebSearchCall
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import Tool, UserLocation, WebSearchTool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Annotate, CloseItem, Delta, OpenItem, Text
+from antiphon.stream.deltas import Annotate, CloseItem, Delta, OpenItem, Text, ToolUsage
 from antiphon.tool_settings import WebSearchSettings
 from antiphon.tools.hosted.base import (
     HostedCall,
@@ -149,7 +149,9 @@ class WebSearchCallRun(HostedCall):
             yield self._close_failed(str(failure), action)
             return
         item = WebSearchCall("", action, "completed", results)
-        yield [make_item_event(self._key, "web_search_call.completed"), CloseItem(self._key, item)]
+        searches = int(action.get("type") == "search")  # OpenAI does not count pages
+        completed = make_item_event(self._key, "web_search_call.completed")
+        yield [ToolUsage(searches), completed, CloseItem(self._key, item)]
 
     def fail(self, message: str) -> Sequence[Delta]:
         return [*self._open(), *self._close_failed(message, None)]
