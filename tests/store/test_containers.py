@@ -16,8 +16,6 @@ from antiphon.store.containers import (
     ContainerStore,
 )
 from antiphon.store.location import locate_containers, locate_store
-from antiphon.store.memory.store import MemoryStore
-from antiphon.store.sqlite.store import SqliteStore
 
 LIMITS = ContainerLimits(containers=3, container_files=3, container_bytes=100, project_bytes=150)
 START = 1_700_000_000
@@ -35,10 +33,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[ContainerStore]:
-    opened = MemoryStore(now=clock) if request.param == "memory" else SqliteStore(tmp_path / "store.db", now=clock)
+    urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/store.db"}
+    url = urls.get(request.param) or request.getfixturevalue("postgres_url")
+    opened = locate_store(url, now=clock)
     await opened.open()
+    assert isinstance(opened, ContainerStore)
     yield opened
     await opened.close()
 
@@ -175,9 +176,33 @@ async def test_files_are_listed_in_pages(store: ContainerStore) -> None:
         await store.list_container_files("p", "cntr_1", after="cfile_9", limit=2, order="asc")
 
 
+async def test_container_runs_code_of_one_process_at_a_time(store: ContainerStore, clock: Clock) -> None:
+    await store.create_container("p", make_row(), limits=LIMITS)
+    old, kept = make_file("cfile_1"), make_file("cfile_2")
+    await store.update_container_files("p", "cntr_1", saved=[old, kept], deleted=[])
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    assert not await store.hold_container("p", "cntr_1", "two", lease=10)
+    clock.time += 9
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    clock.time += 9
+    assert not await store.hold_container("p", "cntr_1", "two", lease=10)
+    clock.time += 2
+    assert await store.hold_container("p", "cntr_1", "two", lease=10)
+    new = make_file("cfile_3", content="abc")
+    changes: Any = {"saved": [new], "deleted": ["cfile_1"]}
+    assert not await store.finish_run("p", "cntr_1", "one", interpreter="first", **changes)
+    assert await store.load_container_files("p", "cntr_1") == [old, kept]
+    assert await store.finish_run("p", "cntr_1", "two", interpreter="second", **changes)
+    assert await store.load_container_files("p", "cntr_1") == [kept, new]
+    expected = make_row(interpreter="second", last_active_at=clock.time)
+    assert await store.load_container("p", "cntr_1") == expected
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    assert await store.finish_run("p", "cntr_1", "one", interpreter=None, saved=[], deleted=[])
+    assert await store.load_container("p", "cntr_1") == expected
+    assert not await store.hold_container("q", "cntr_1", "one", lease=10)
+    assert not await store.hold_container("p", "cntr_2", "one", lease=10)
+
+
 def test_files_of_containers_are_beside_the_store(tmp_path: Path) -> None:
-    sqlite = locate_store(f"sqlite:///{tmp_path}/store.db")
-    location = locate_containers(sqlite, data_dir=tmp_path / "data")
-    assert (location.store, location.folder) == (sqlite, tmp_path / "store.db-containers")
-    memory = locate_store("memory:")
-    assert locate_containers(memory, data_dir=tmp_path) == (memory, None, False)
+    assert locate_containers(locate_store(f"sqlite:///{tmp_path}/store.db")) == tmp_path / "store.db-containers"
+    assert locate_containers(locate_store("memory:")) is None

@@ -1,5 +1,7 @@
 """A server with the code interpreter, for tests of real code in the WebAssembly sandbox."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from support.live_server import LiveServer, make_settings
 
 CACHE = Path(sys.prefix) / "code-interpreter"
 """The compiled interpreter. `make extras` creates it."""
+
+HAS_BUBBLEWRAP = (
+    shutil.which("bwrap") is not None
+    and subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], check=False).returncode == 0
+)
 
 TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
 

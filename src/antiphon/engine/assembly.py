@@ -11,6 +11,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
+from antiphon.store.containers import ContainerStore
 from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_containers, locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
@@ -101,9 +102,14 @@ def make_containers(settings: Settings, store: Store) -> Containers | None:
         return None
     if options.sandbox == "wasm" and options.max_memory not in ("1g", "4g"):
         raise ConfigError("code_interpreter.max_memory: the sandbox 'wasm' allows at most 4g.")
-    location = locate_containers(store, data_dir=settings.data_dir)
+    if not isinstance(store, ContainerStore):
+        return None
     return Containers(
-        location.store, options, cache_dir=locate_cache(settings), root=location.folder, owns_store=location.is_own
+        store,
+        options,
+        cache_dir=locate_cache(settings),
+        root=locate_containers(store),
+        is_shared=store.is_shared,
     )
 
 

@@ -45,6 +45,7 @@ class ContainerFileRow(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a container. `path` is relative to its folder.
 
     `modified_ns` is its time on disk, 0 while it is being written. `origin` is the id of the file that it is a copy of.
+    `content` is the id of its content if several machines share the store, else None: it is only on disk.
     """
 
     id: str
@@ -55,6 +56,7 @@ class ContainerFileRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     modified_ns: int
     origin: str | None = None
+    content: str | None = None
 
 
 class ContainerLimits(NamedTuple):
@@ -68,6 +70,10 @@ class ContainerLimits(NamedTuple):
 
 @runtime_checkable
 class ContainerStore(Protocol):
+    """Containers of all projects. `is_shared`: several machines use the store, so it has the contents of files too."""
+
+    is_shared: bool
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -128,3 +134,24 @@ class ContainerStore(Protocol):
 
     async def sum_container_bytes(self, project: str) -> int:
         """Return the size of all files of a project's containers."""
+
+    async def hold_container(self, project: str, container_id: str, owner: str, *, lease: float) -> bool:
+        """Let a process run code in a container for so many seconds.
+
+        Return False if another one does, or if there is no such container.
+        """
+
+    async def finish_run(
+        self,
+        project: str,
+        container_id: str,
+        owner: str,
+        *,
+        interpreter: str | None,
+        saved: Sequence[ContainerFileRow],
+        deleted: Sequence[str],
+    ) -> bool:
+        """Record the interpreter and the changed files of a run, and let others run code in the container.
+
+        Return False, and change nothing, if the process does not hold the container any more.
+        """

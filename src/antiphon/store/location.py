@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from antiphon.errors import ConfigError
 from antiphon.ledger import Ledger
 from antiphon.store.base import Store
-from antiphon.store.containers import ContainerStore
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
@@ -80,30 +78,10 @@ def is_postgres(url: str) -> bool:
     return url.partition(":")[0] in ("postgresql", "postgres")
 
 
-class ContainerLocation(NamedTuple):
-    """The store with the rows of containers, and the folder of their files. Without a folder, they are temporary.
-
-    `is_own`: no other part of the server uses the store.
-    """
-
-    store: ContainerStore
-    folder: Path | None
-    is_own: bool = False
-
-
-def locate_containers(store: Store, *, data_dir: Path) -> ContainerLocation:
-    """Return the location of containers and their files: the store itself, and a folder beside it.
-
-    Interpreters and files belong to one machine. So if several machines share the store, a file in the data folder has
-    the rows of this machine's containers.
-    """
-    if isinstance(store, ContainerStore):
-        path: Path | None = getattr(store, "path", None)
-        folder = None if path is None else path.absolute().with_name(f"{path.name}-containers")
-        return ContainerLocation(store, folder)
-    from antiphon.store.sqlite.store import SqliteStore
-
-    return ContainerLocation(SqliteStore(data_dir / "containers.db"), data_dir / "containers", is_own=True)
+def locate_containers(store: Store) -> Path | None:
+    """Return the folder for the files of containers, beside the file of a store. None means a temporary one."""
+    path: Path | None = getattr(store, "path", None)
+    return None if path is None else path.absolute().with_name(f"{path.name}-containers")
 
 
 def _parse_path(rest: str) -> Path:

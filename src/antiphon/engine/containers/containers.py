@@ -2,17 +2,33 @@
 
 import asyncio
 import logging
-import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from antiphon.engine.containers.folders import ContainerFolders, FoundFile
+from antiphon.engine.containers.files import (
+    ContainerFiles,
+    LocalContainerFiles,
+    SharedContainerFiles,
+    make_file_id,
+)
 from antiphon.engine.respond.ids import new_token, random_hex
-from antiphon.errors import InvalidRequest, NotFound, RateLimited, ServerError, StoreUnavailable, UnsupportedParameter
+from antiphon.errors import (
+    AntiphonError,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    ServerError,
+    StoreUnavailable,
+    Unavailable,
+    UnsupportedParameter,
+)
 from antiphon.protocol.containers import (
     AutoContainer,
     Container,
@@ -27,7 +43,7 @@ from antiphon.store.containers import (
     ContainerRow,
     ContainerStore,
 )
-from antiphon.store.files.content import READ_BYTES, ContentWriter, FileWriter
+from antiphon.store.files.content import Contents, ContentWriter
 from antiphon.tool_settings import CodeInterpreterSettings
 from antiphon.tools.hosted.code_interpreter import sandbox
 from antiphon.tools.hosted.code_interpreter.messages import DATA_PATH
@@ -40,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 _GIGABYTE = 1024**3
 _SWEEP_SECONDS = 30.0
+# Time after which another process runs code in the container of a dead one.
+_LEASE_SECONDS = 15.0
+_POLL_SECONDS = 0.2
 _SWEEP_BATCH = 100
 _DELETION_SECONDS = 3600.0
 _METADATA_SECONDS = 30 * 24 * 60 * 60
@@ -85,14 +104,18 @@ class Containers:
         *,
         cache_dir: Path,
         root: Path | None = None,
-        owns_store: bool = False,
+        is_shared: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._now = now
-        self._owns_store = owns_store
         self._settings = settings
-        self._folders = ContainerFolders(root)
+        self._files: ContainerFiles
+        if is_shared:
+            self._files = SharedContainerFiles(self._open_contents, max_files=settings.container_files)
+        else:
+            self._files = LocalContainerFiles(store, root, max_files=settings.container_files)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sandboxes = sandbox.Sandboxes(settings, cache_dir=cache_dir)
         self._limits = ContainerLimits(
             containers=settings.containers,
@@ -105,8 +128,6 @@ class Containers:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        if self._owns_store:
-            await self._store.open()
         self._sweeper = asyncio.create_task(self._sweep_regularly())
 
     async def close(self) -> None:
@@ -115,9 +136,7 @@ class Containers:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._sandboxes.close()
-        await asyncio.to_thread(self._folders.close)
-        if self._owns_store:
-            await self._store.close()
+        await self._files.close()
 
     # Containers
 
@@ -142,7 +161,7 @@ class Containers:
         except ContainerLimitReached as error:
             raise self._explain(error) from None
         try:
-            await asyncio.to_thread(self._folders.create, row.id)
+            await self._files.create(row.id)
             for index, file_id in enumerate(body.file_ids or ()):
                 await self.copy_file(project, row.id, file_id, param=f"file_ids[{index}]")
         except BaseException:
@@ -178,15 +197,14 @@ class Containers:
     async def delete(self, project: str, container_id: str) -> None:
         if not await self._store.delete_container(project, container_id):
             raise _not_found(container_id)
-        await self._sandboxes.end(container_id)
-        await asyncio.to_thread(self._folders.delete, container_id)
+        await self._discard_local(container_id)
 
     # Files
 
     async def start_upload(self, project: str, container_id: str) -> ContentWriter:
         """Return a writer for the content of a new file."""
         await self.use(project, container_id)
-        return await asyncio.to_thread(FileWriter, self._folders.locate(container_id))
+        return await self._files.start_writing(container_id)
 
     async def add_file(
         self, project: str, container_id: str, filename: str, writer: ContentWriter, *, origin: str | None = None
@@ -195,7 +213,7 @@ class Containers:
         files = await self._store.load_container_files(project, container_id)
         path = choose_path(filename, {file.path for file in files})
         row = ContainerFileRow(
-            id=_make_file_id(),
+            id=make_file_id(),
             container_id=container_id,
             path=path,
             bytes=writer.size,
@@ -204,19 +222,14 @@ class Containers:
             modified_ns=0,
             origin=origin,
         )
-        try:
-            await self._store.add_container_file(project, row, limits=self._limits)
-        except ContainerLimitReached as error:
-            raise self._explain(error) from None
-        try:
-            await writer.commit(f"{sandbox.DATA_FOLDER}/{path}")
-        except BaseException:
-            await self._store.update_container_files(project, container_id, saved=[], deleted=[row.id])
-            raise
-        modified_ns = await asyncio.to_thread(self._folders.find_time, container_id, path)
-        row = msgspec.structs.replace(row, modified_ns=modified_ns)
-        await self._store.update_container_files(project, container_id, saved=[row], deleted=[])
-        return _show_file(row)
+
+        async def save(row: ContainerFileRow) -> None:
+            try:
+                await self._store.add_container_file(project, row, limits=self._limits)
+            except ContainerLimitReached as error:
+                raise self._explain(error) from None
+
+        return _show_file(await self._files.add(project, row, writer, save))
 
     async def copy_file(
         self, project: str, container_id: str, file_id: str, *, param: str = "file_id"
@@ -264,17 +277,16 @@ class Containers:
         await self.use(project, container_id)
         row = await self._load_file(project, container_id, file_id)
         try:
-            content = await asyncio.to_thread(self._folders.open_file, container_id, row.path)
+            size, parts = await self._files.open(row)
         except OSError:
             raise _file_not_found(file_id) from None
-        size = os.fstat(content.fileno()).st_size  # code may have changed the file since it was listed
-        return msgspec.structs.replace(_show_file(row), bytes=size), _read_parts(content, size)
+        return msgspec.structs.replace(_show_file(row), bytes=size), parts
 
     async def delete_file(self, project: str, container_id: str, file_id: str) -> None:
         await self.use(project, container_id)
         row = await self._load_file(project, container_id, file_id)
         await self._store.update_container_files(project, container_id, saved=[], deleted=[file_id])
-        await asyncio.to_thread(self._folders.delete_file, container_id, row.path)
+        await self._files.forget(row)
 
     async def load_files(self, project: str, container_id: str) -> list[ContainerFile]:
         """Return all files of a container, oldest first."""
@@ -313,38 +325,85 @@ class Containers:
         return row
 
     async def run_code(self, project: str, container_id: str, code: str) -> CodeRun:
-        """Run code in a container and record the files that it creates, changes or deletes."""
-        row = await self.use(project, container_id)
-        known = await self._store.load_container_files(project, container_id)
-        used_by_others = await self._store.sum_container_bytes(project) - sum(file.bytes for file in known)
-        target = sandbox.SandboxTarget(
-            id=container_id,
-            project=project,
-            folder=self._folders.locate(container_id),
-            memory_bytes=parse_memory(row.memory_limit),
-            folder_bytes=max(0, min(self._settings.container_bytes, self._settings.project_bytes - used_by_others)),
-        )
-        try:
-            execution = await self._sandboxes.run(target, code)
-        finally:
-            # Cancelled code may have changed files, too.
-            await asyncio.shield(self._record_files(project, container_id))
-        if row.interpreter != execution.interpreter:
-            await self._store.set_interpreter(project, container_id, execution.interpreter)
+        """Run code in a container and record the files that it creates, changes or deletes.
+
+        The interpreter is on one machine. If the last code ran on another one, a new interpreter starts here: it has
+        the files of the container, but not its variables.
+        """
+        await self.use(project, container_id)
+        lock = self._locks.setdefault(container_id, asyncio.Lock())
+        async with lock, self._hold(project, container_id) as owner:
+            row = await self.use(project, container_id)
+            if self._sandboxes.find_interpreter(container_id) not in (None, row.interpreter):
+                await self._sandboxes.end(container_id)  # other code has run since, on another machine
+            known = await self._store.load_container_files(project, container_id)
+            await self._files.prepare(project, container_id, known)
+            interpreter: str | None = None
+            try:
+                execution = await self._sandboxes.run(await self._make_target(project, row, known), code)
+                interpreter = execution.interpreter
+            finally:
+                # Cancelled code may have changed files, too.
+                await asyncio.shield(self._finish_run(project, container_id, owner, interpreter))
         has_restarted = row.interpreter is not None and row.interpreter != execution.interpreter
         return CodeRun(execution.result, has_restarted, await self.load_files(project, container_id))
 
-    async def _record_files(self, project: str, container_id: str) -> None:
-        """Save the rows of the files on disk."""
-        found = await asyncio.to_thread(self._folders.scan, container_id, limit=self._settings.container_files)
-        rows = {row.path: row for row in await self._store.load_container_files(project, container_id)}
-        saved = [_make_row(container_id, file, rows.get(file.path)) for file in found if _has_changed(file, rows)]
-        on_disk = {file.path for file in found}
-        # A file without a time is being written.
-        deleted = [row.id for path, row in rows.items() if path not in on_disk and row.modified_ns]
-        if saved or deleted:
-            await self._store.update_container_files(project, container_id, saved=saved, deleted=deleted)
-        await self._store.touch_container(project, container_id)
+    async def _make_target(
+        self, project: str, row: ContainerRow, files: Sequence[ContainerFileRow]
+    ) -> sandbox.SandboxTarget:
+        used_by_others = await self._store.sum_container_bytes(project) - sum(file.bytes for file in files)
+        return sandbox.SandboxTarget(
+            id=row.id,
+            project=project,
+            folder=self._files.folders.locate(row.id),
+            memory_bytes=parse_memory(row.memory_limit),
+            folder_bytes=max(0, min(self._settings.container_bytes, self._settings.project_bytes - used_by_others)),
+        )
+
+    @asynccontextmanager
+    async def _hold(self, project: str, container_id: str) -> AsyncIterator[str]:
+        """Wait until no other process runs code in a container. Yield the name under which this one does."""
+        owner = secrets.token_hex(16)
+        deadline = time.monotonic() + self._settings.call_seconds + _LEASE_SECONDS
+        while not await self._store.hold_container(project, container_id, owner, lease=_LEASE_SECONDS):
+            if await self._store.load_container(project, container_id) is None:
+                raise _not_found(container_id)
+            if time.monotonic() > deadline:
+                raise Unavailable("Another server runs code in the container.", retry_after=_POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
+        renewal = asyncio.create_task(self._renew(project, container_id, owner))
+        try:
+            yield owner
+        finally:
+            renewal.cancel()
+
+    async def _renew(self, project: str, container_id: str, owner: str) -> None:
+        while True:
+            await asyncio.sleep(_LEASE_SECONDS / 3)
+            try:
+                await self._store.hold_container(project, container_id, owner, lease=_LEASE_SECONDS)
+            except AntiphonError as error:
+                logger.warning("the lease of a container could not be renewed: %s", error.message)
+
+    async def _finish_run(self, project: str, container_id: str, owner: str, interpreter: str | None) -> None:
+        """Save the rows of the files on disk. Raises ServerError if another process has used the container."""
+        rows = await self._store.load_container_files(project, container_id)
+        changes = await self._files.collect(container_id, rows)
+        is_saved = await self._store.finish_run(
+            project, container_id, owner, interpreter=interpreter, saved=changes.saved, deleted=changes.deleted
+        )
+        if not is_saved:
+            await self._discard_local(container_id)
+            if await self._store.load_container(project, container_id) is not None:
+                raise ServerError("The files of the container were not saved: another server has taken it over.")
+
+    async def _discard_local(self, container_id: str) -> None:
+        """End the interpreter of a container and delete its folder."""
+        await self._sandboxes.end(container_id)
+        await self._files.delete(container_id)
+
+    async def _open_contents(self) -> Contents:
+        return await self.get_file_service().open_contents()
 
     async def _touch(self, project: str, container_id: str, *, param: str = "container_id") -> ContainerRow:
         row = await self._store.touch_container(project, container_id)
@@ -379,26 +438,23 @@ class Containers:
         for project, container_id in await self._store.list_expired_containers(limit=_SWEEP_BATCH):
             if self._sandboxes.is_busy(container_id):
                 continue
-            await self._sandboxes.end(container_id)
-            await asyncio.to_thread(self._folders.delete, container_id)
+            await self._discard_local(container_id)
             await self._store.purge_container(project, container_id)
+        await self._delete_copies()
         if self._now() >= self._next_deletion:  # a write, so not at every sweep
             self._next_deletion = self._now() + _DELETION_SECONDS
             await self._store.delete_purged_containers(int(self._now()) - _METADATA_SECONDS)
 
+    async def _delete_copies(self) -> None:
+        """Delete the copies of files whose containers another machine has deleted."""
+        for project, container_id in self._files.list_copies():
+            row = await self._store.load_container(project, container_id)
+            if (row is None or row.is_purged) and not self._sandboxes.is_busy(container_id):
+                await self._discard_local(container_id)
+
 
 def _refuse_files() -> "FileService":
     raise ServerError("This engine has no files.")
-
-
-async def _read_parts(content: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """Yield so many bytes of a file, and close it."""
-    try:
-        while size > 0 and (part := await asyncio.to_thread(content.read, min(size, READ_BYTES))):
-            size -= len(part)
-            yield part
-    finally:
-        content.close()
 
 
 def make_container_id() -> str:
@@ -428,30 +484,6 @@ def choose_path(filename: str, taken: set[str]) -> str:
             code="invalid_value",
         )
     return f"{random_hex()[:8]}-{name}" if name in taken else name
-
-
-def _make_file_id() -> str:
-    return f"cfile_{new_token()}"
-
-
-def _make_row(container_id: str, file: FoundFile, known: ContainerFileRow | None) -> ContainerFileRow:
-    """Return the row of a file that code has written. A changed file keeps its id and its source."""
-    return ContainerFileRow(
-        id=_make_file_id() if known is None else known.id,
-        container_id=container_id,
-        path=file.path,
-        bytes=file.bytes,
-        source="assistant" if known is None else known.source,
-        created_at=file.modified_ns // 1_000_000_000 if known is None else known.created_at,
-        modified_ns=file.modified_ns,
-    )
-
-
-def _has_changed(file: FoundFile, rows: dict[str, ContainerFileRow]) -> bool:
-    known = rows.get(file.path)
-    return known is None or (
-        known.modified_ns != 0 and (known.bytes, known.modified_ns) != (file.bytes, file.modified_ns)
-    )
 
 
 def _show(row: ContainerRow, now: float) -> Container:

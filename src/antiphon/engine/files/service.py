@@ -18,6 +18,7 @@ from antiphon.engine.files.vector_stores import VectorStores
 from antiphon.errors import InvalidRequest, StoreUnavailable
 from antiphon.retrieval.extract import PARSED_SUFFIXES, Unreadable, decode_text
 from antiphon.retrieval.process import FileReader
+from antiphon.store.files.content import Contents
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
@@ -63,6 +64,11 @@ class FileService:
         await self._extractor.close()
         await self._embedder.close()
         await self._storage.close()
+
+    async def open_contents(self) -> Contents:
+        """Return the contents of files, for other parts of the server that store some."""
+        await self._storage.open()
+        return self._storage.contents
 
     async def load_input(
         self, project: str, file_id: str, *, param: str, check: Callable[[int, str], None]

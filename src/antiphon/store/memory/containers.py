@@ -13,6 +13,8 @@ Row = TypeVar("Row", ContainerRow, ContainerFileRow)
 
 
 class MemoryContainers(MemoryTables):
+    is_shared = False
+
     async def create_container(self, project: str, row: ContainerRow, *, limits: ContainerLimits) -> None:
         now = self._now()
         live = (not other.has_expired(now) for (owner, _), other in self._tables.containers.items() if owner == project)
@@ -45,6 +47,7 @@ class MemoryContainers(MemoryTables):
 
     async def delete_container(self, project: str, container_id: str) -> bool:
         self._tables.container_files.pop((project, container_id), None)
+        self._tables.container_runs.pop((project, container_id), None)
         return self._tables.containers.pop((project, container_id), None) is not None
 
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
@@ -104,6 +107,35 @@ class MemoryContainers(MemoryTables):
     async def sum_container_bytes(self, project: str) -> int:
         tables = self._tables.container_files.items()
         return sum(file.bytes for key, files in tables if key[0] == project for file in files.values())
+
+    async def hold_container(self, project: str, container_id: str, owner: str, *, lease: float) -> bool:
+        holder = self._tables.container_runs.get((project, container_id))
+        if (project, container_id) not in self._tables.containers:
+            return False
+        if holder is not None and holder[0] != owner and holder[1] > self._now():
+            return False
+        self._tables.container_runs[project, container_id] = (owner, self._now() + lease)
+        return True
+
+    async def finish_run(
+        self,
+        project: str,
+        container_id: str,
+        owner: str,
+        *,
+        interpreter: str | None,
+        saved: Sequence[ContainerFileRow],
+        deleted: Sequence[str],
+    ) -> bool:
+        key = (project, container_id)
+        if self._tables.container_runs.get(key, ("",))[0] != owner or key not in self._tables.containers:
+            return False
+        del self._tables.container_runs[key]
+        if interpreter is not None:
+            self._replace(key, interpreter=interpreter)
+        await self.update_container_files(project, container_id, saved=saved, deleted=deleted)
+        await self.touch_container(project, container_id)
+        return True
 
     def _save_file(self, key: Key, row: ContainerFileRow) -> None:
         """Save a file. It replaces one of the same path."""

@@ -95,6 +95,7 @@ class Tables(msgspec.Struct):
     limit_counts: dict[tuple[str, str], tuple[LimitCounts, float]] = {}
     containers: dict[Key, ContainerRow] = {}
     container_files: dict[Key, dict[str, ContainerFileRow]] = {}
+    container_runs: dict[Key, tuple[str, float]] = {}
     next_positions: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
 

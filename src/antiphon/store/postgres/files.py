@@ -14,11 +14,19 @@ from antiphon.store.sql_steps import Batch, SqlStep, Steps
 NEW_IDS = "SELECT nextval(pg_get_serial_sequence('chunks', 'id')) FROM generate_series(1, ?)"
 INSERT_CHUNK = "INSERT INTO chunks (id, entry, starts_at, scope, text, vectors) VALUES (?, ?, ?, ?, ?, ?)"
 HAS_FILES = "SELECT EXISTS (SELECT 1 FROM files) OR EXISTS (SELECT 1 FROM contents)"
+KNOWN_IN_CONTAINERS = "SELECT content FROM container_files WHERE content IN TEXTS(?)"
 COUNT_CHUNKS = "SELECT count(*) FROM chunk_words WHERE words @@ $1::tsquery"
 
 
 class PostgresFileDatabase(PostgresSteps, FileDatabase):
     _usage_statement = USAGE.format("octet_length(text)")
+
+    async def find_unknown_contents(self, content_ids: Sequence[str]) -> list[str]:
+        """Return the ids that no file, part of an upload or file of a container has."""
+        unknown = await super().find_unknown_contents(content_ids)
+        rows = await self._fetch(KNOWN_IN_CONTAINERS, (unknown,))
+        known = {content_id for (content_id,) in rows}
+        return [content_id for content_id in unknown if content_id not in known]
 
     @property
     def contents(self) -> PostgresContents:

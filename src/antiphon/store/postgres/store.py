@@ -1,5 +1,6 @@
 """The PostgreSQL store, for several servers on one database. This module has the prompts and joins the other parts."""
 
+from antiphon.store.postgres.containers import PostgresContainers
 from antiphon.store.postgres.conversations import PostgresConversations
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.events import PostgresEventLog
@@ -54,5 +55,6 @@ class PostgresStore(
     PostgresKeys,
     PostgresFileCheck,
     PostgresUsage,
+    PostgresContainers,
 ):
     """All parts of a store on one database. They share the writer, so one transaction can span several parts."""

@@ -1,8 +1,6 @@
 """Real code in the sandboxes: its results, its limits, and attempts to leave the sandbox."""
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,15 +10,11 @@ import pytest_asyncio
 from antiphon.errors import Unavailable
 from antiphon.tools.hosted.code_interpreter.messages import CodeResult
 from antiphon.tools.hosted.code_interpreter.sandbox import Sandboxes, SandboxTarget
-from support.code_sandbox import CACHE, make_code_settings, require_sandbox
+from support.code_sandbox import CACHE, HAS_BUBBLEWRAP, make_code_settings, require_sandbox
 from support.crashing_server import wait_until
 
 require_sandbox()
 
-HAS_BUBBLEWRAP = (
-    shutil.which("bwrap") is not None
-    and subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], check=False).returncode == 0
-)
 KINDS = [
     "wasm",
     pytest.param("bubblewrap", marks=pytest.mark.skipif(not HAS_BUBBLEWRAP, reason="bubblewrap cannot be run here")),
