@@ -1,10 +1,12 @@
 """`antiphon db`: every row and id survives a move between databases."""
 
 import asyncio
+import hashlib
 import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from antiphon.cli.main import main
@@ -13,11 +15,44 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
+from antiphon.store.containers import ContainerFileRow, ContainerLimits, ContainerRow, ContainerStore
+from antiphon.store.files.content import Contents
+from antiphon.store.files.rows import ChunkRow, FileRow, NewEntry, PartRow, StoreRow, UploadRow
 from antiphon.store.keys import StoredKey
-from antiphon.store.location import locate_store
+from antiphon.store.limits import DEFAULT_LIMITS
+from antiphon.store.location import locate_files, locate_store
 from antiphon.store.sqlite.database import connect
 
 ITEMS: list[Item | Unknown] = [Message("user", f"text {number} \x00 ü", f"msg_{number}") for number in range(4)]
+
+FILE_IDS = ("file-1", "file-2", "file-empty")
+FILES = [
+    FileRow("file-1", 1, None, "a\x00ü.txt", 6, "assistants"),
+    FileRow("file-2", 2, 4_000_000_000, "large.bin", 1_200_000, "user_data"),
+    FileRow("file-empty", 3, None, "", 0, "batch"),
+]
+CHUNKS = [ChunkRow(0, "Apples \x00 and pears", bytes(range(8))), ChunkRow(5, "pears", bytes(8))]
+UPLOAD = UploadRow("upload_1", 1, 4_000_000_000, "u", 8, "user_data", "text/plain", 60, "pending")
+LIMITS = ContainerLimits(containers=9, container_files=9, container_bytes=99, project_bytes=99)
+CONTAINER = ContainerRow(
+    id="cntr_1",
+    name="ü",
+    created_at=1,
+    last_active_at=4_000_000_000,
+    idle_seconds=60,
+    memory_limit="1g",
+    interpreter="x",
+)
+CONTAINER_FILE = ContainerFileRow(
+    id="cfile_1",
+    container_id="cntr_1",
+    path="sub/ü.txt",
+    bytes=4,
+    source="assistant",
+    created_at=1,
+    modified_ns=1_700_000_000_123_456_789,
+    origin="file-1",
+)
 
 
 def make_stored(response_id: str, *, previous: str | None = None, status: str = "completed") -> StoredResponse:
@@ -42,7 +77,65 @@ async def fill(url: str) -> None:
     await store.save_prompt("p", "pmpt_1", "2", b"{}", 1)
     await store.save_prompt("p", "pmpt_1", "1", b"{ }", 2)
     await store.save_key(StoredKey("key_1", b"\x00\xff", "p", "ü", ("admin", "read"), 1, 2, 3, 4))
+    assert isinstance(store, ContainerStore)
+    await store.create_container("p", CONTAINER, limits=LIMITS)
+    await store.add_container_file("p", CONTAINER_FILE, limits=LIMITS)
     await store.close()
+
+
+async def fill_files(url: str) -> None:
+    database, contents = await locate_files(url).open(now=None, limits=DEFAULT_LIMITS)
+    for file in FILES:
+        await write_content(contents, file.id, file.id.encode() * (file.bytes // len(file.id)))
+        await database.save_file("p", file)
+    row = StoreRow("vs_1", 1, 2, "rooms", None, {"a": "b"}, 3, "model", False)
+    entries = [NewEntry(file.id, {"n": 1.5, "is": True}, 800, 400) for file in FILES]
+    await database.create_vector_store("p", row, [])
+    await database.attach_files("p", "vs_1", entries, batch_id="vsfb_1")
+    job = await database.claim_indexing("one", lease=1)
+    assert job is not None
+    await database.append_chunks("one", job.position, CHUNKS, lease=1)
+    await database.finish_indexing("one", job.position, "completed")
+    await database.save_upload("p", UPLOAD)
+    await write_content(contents, "part_1", b"part")
+    await database.save_part("p", UPLOAD.id, PartRow("part_1", 1, 4))
+    await database.close()
+    await contents.close()
+
+
+async def write_content(contents: Contents, content_id: str, data: bytes) -> None:
+    writer = await contents.start_writing()
+    await writer.write(data)
+    await writer.commit(content_id)
+
+
+async def read_files(url: str) -> list[object]:
+    database, contents = await locate_files(url).open(now=None, limits=DEFAULT_LIMITS)
+    try:
+        store = await database.load_vector_store("p", "vs_1")
+        assert store is not None
+        jobs = await database.claim_indexing("two", lease=1)
+        assert jobs is not None
+        await database.release_indexing("two", jobs.position)
+        added = FileRow("file-new", 1, None, "new.txt", 0, "assistants")
+        await database.save_file("q", added)  # with a position of its own
+        await database.delete_file("q", added.id)
+        return [
+            await database.list_files("p", purpose=None, after=None, limit=10, order="asc"),
+            [hashlib.sha256(await contents.read_whole(content)).hexdigest() for content in (*FILE_IDS, "part_1")],
+            store,
+            await database.list_entries(
+                "p", "vs_1", status=None, batch_id="vsfb_1", after=None, before=None, limit=10, order="asc"
+            ),
+            await database.count_entries("p", ["vs_1"]),
+            await database.match_words(store.scope, ["apples"], limit=5),
+            await database.load_upload("p", UPLOAD.id),
+            await database.load_parts("p", UPLOAD.id),
+            jobs,
+        ]
+    finally:
+        await database.close()
+        await contents.close()
 
 
 async def read(url: str) -> list[object]:
@@ -61,6 +154,11 @@ async def read(url: str) -> list[object]:
             await store.read_events("p", "resp_q", 0),
             await store.load_prompt("p", "pmpt_1", None),
             await store.list_keys(),
+            await store.load_container("p", CONTAINER.id),  # type: ignore[attr-defined]
+            [
+                msgspec.structs.replace(file, content=None)
+                for file in await store.load_container_files("p", CONTAINER.id)  # type: ignore[attr-defined]
+            ],
             [run._replace(free_since=0) for run in await store.claim("us", as_of=5e9, lease=1, limit=9)],
         ]
     finally:
@@ -73,6 +171,10 @@ def test_export_moves_every_row_between_databases(
 ) -> None:
     first, second = f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db"
     asyncio.run(fill(first))
+    asyncio.run(fill_files(first))
+    code_file = tmp_path / f"first.db-containers/{CONTAINER.id}/data/{CONTAINER_FILE.path}"
+    code_file.parent.mkdir(parents=True)
+    code_file.write_bytes(b"code")
     for source, target in ((first, postgres_url), (postgres_url, second)):
         file = tmp_path / f"{target[:4]}.jsonl"
         assert main(["db", "export", "--store", source, "--output", str(file)]) == 0
@@ -83,6 +185,10 @@ def test_export_moves_every_row_between_databases(
     assert json.loads(exported[0].splitlines()[0]) == {"antiphon_export": 1}
     contents = [asyncio.run(read(url)) for url in (first, postgres_url, second)]
     assert contents[0] == contents[1] == contents[2]
+    files = [asyncio.run(read_files(url)) for url in (first, postgres_url, second)]
+    assert files[0] == files[1] == files[2]
+    moved = Path(str(code_file).replace("first.db", "second.db"))
+    assert (moved.read_bytes(), moved.stat().st_mtime_ns) == (b"code", CONTAINER_FILE.modified_ns)
     asyncio.run(append(postgres_url))
 
 
@@ -175,6 +281,38 @@ def test_status_migrate_and_expire_report_the_store(
         shown = capsys.readouterr().out
         assert "(current)" in shown
         assert "search_path" not in shown
+
+
+def test_contents_in_a_shared_folder_are_moved(
+    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db"
+    asyncio.run(fill(first))
+    asyncio.run(fill_files(first))
+    folder, config = tmp_path / "shared", tmp_path / "config.toml"
+    config.write_text(f'store = "{postgres_url}"\n[files]\ndirectory = "{folder}"\n')
+    exports = [tmp_path / "sqlite.jsonl", tmp_path / "postgres.jsonl"]
+    assert main(["db", "export", "--store", first, "--output", str(exports[0])]) == 0
+    assert main(["db", "import", "--config", str(config), str(exports[0])]) == 0
+    assert {path.name for path in (folder / "contents").iterdir()} == {*FILE_IDS, "part_1"}
+    assert main(["db", "export", "--config", str(config), "--output", str(exports[1])]) == 0
+    assert exports[0].read_text() == exports[1].read_text()
+    assert main(["db", "import", "--store", second, str(exports[1])]) == 0
+    assert asyncio.run(read_files(first)) == asyncio.run(read_files(second))
+    capsys.readouterr()
+    assert main(["db", "status", "--store", second, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert (rows["files"], rows["chunks"], rows["contents"], rows["containers"]) == (3, 2, 5, 1)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "\x00"])
+def test_import_writes_only_to_its_own_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    content = json.dumps({"table": "contents", "id": name, "piece": 0, "data_base64": ""})
+    export = tmp_path / "export"
+    export.write_text(f'{{"antiphon_export":1}}\n{content}\n{{"end":{{"contents":1}}}}\n')
+    assert main(["db", "import", "--store", f"sqlite:///{tmp_path}/new/store.db", str(export)]) == 1
+    assert "is not the name of a file" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["store.db"]
 
 
 def test_memory_store_has_no_database(capsys: pytest.CaptureFixture[str]) -> None:

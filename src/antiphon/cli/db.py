@@ -14,7 +14,8 @@ from antiphon.cli.settings import load_settings
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
 from antiphon.setting_readers import hide_password
-from antiphon.store.location import is_postgres, locate_store
+from antiphon.store.limits import DEFAULT_LIMITS
+from antiphon.store.location import is_postgres, locate_files, locate_store
 from antiphon.store.transfer import TransferStore, export_lines, import_lines
 
 
@@ -31,7 +32,7 @@ def run(arguments: Namespace) -> int:
 
 
 async def _show_status(settings: Settings, arguments: Namespace) -> None:
-    async with _open(settings.store, is_import=False) as store:
+    async with _open(settings, is_import=False) as store:
         facts = await store.describe()
     if arguments.json:
         print(msgspec.json.encode({"store": hide_password(settings.store), **facts}).decode())
@@ -59,14 +60,32 @@ async def _expire(settings: Settings, _: Namespace) -> None:
         freed = await store.shrink()
     finally:
         await store.close()
-    print(f"{deleted} expired responses and conversations were deleted. {freed / 1e6:.1f} MB were freed.")
+    files = await _expire_files(settings)
+    print(f"{deleted} expired responses and conversations were deleted, and the contents of {files} files.")
+    print(f"{freed / 1e6:.1f} MB were freed.")
+
+
+async def _expire_files(settings: Settings) -> int:
+    """Delete expired files and uploads, and the files of expired vector stores. Return the number of contents."""
+    location = locate_files(settings.store, contents=settings.files.directory)
+    if not location.exists():
+        return 0
+    database, contents = await location.open(now=None, limits=DEFAULT_LIMITS)
+    try:
+        unused = await database.expire_files(int(time.time()))
+        await contents.delete(unused)
+        await database.expire_vector_stores()
+    finally:
+        await database.close()
+        await contents.close()
+    return len(unused)
 
 
 async def _export(settings: Settings, arguments: Namespace) -> None:
     path: Path | None = arguments.output
     file = sys.stdout.buffer if path is None else path.open("xb")
     try:
-        async with _open(settings.store, is_import=False) as store:
+        async with _open(settings, is_import=False) as store:
             async for line in export_lines(store):
                 file.write(line)
         file.flush()
@@ -79,7 +98,7 @@ async def _import(settings: Settings, arguments: Namespace) -> None:
     path: Path | None = arguments.file
     file = sys.stdin.buffer if path is None else path.open("rb")
     try:
-        async with _open(settings.store, is_import=True) as store:
+        async with _open(settings, is_import=True) as store:
             counts = await import_lines(store, iter(file))
     finally:
         if path is not None:
@@ -88,11 +107,12 @@ async def _import(settings: Settings, arguments: Namespace) -> None:
 
 
 @asynccontextmanager
-async def _open(url: str, *, is_import: bool) -> AsyncIterator[TransferStore]:
+async def _open(settings: Settings, *, is_import: bool) -> AsyncIterator[TransferStore]:
+    url, folder = settings.store, settings.files.directory
     if is_postgres(url):
         from antiphon.store.postgres.transfer import open_postgres
 
-        async with open_postgres(url, is_import=is_import) as transfer:
+        async with open_postgres(url, is_import=is_import, folder=Path(folder) if folder else None) as transfer:
             yield transfer
     else:
         from antiphon.store.sqlite.store import SqliteStore

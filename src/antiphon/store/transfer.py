@@ -14,7 +14,7 @@ from antiphon.errors import ConfigError
 
 FORMAT = 1
 
-# Rows that are written to a database at once.
+# Rows that are written to a database at once, unless they are large.
 ROWS_STEP = 200
 
 Kind = Literal["text", "integer", "number", "boolean", "json", "lines", "bytes"]
@@ -29,11 +29,17 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table. Rows are exported in the order of `order`, which may be a column of SQLite only."""
+    """A table. Rows are exported in the order of `order`, which may be a column of SQLite only.
+
+    `is_file_table`: it is in the database of files, which SQLite has in a file of its own. `rows_step` is the number of
+    rows that are written at once.
+    """
 
     name: str
     columns: Sequence[Column]
     order: str = "position"
+    is_file_table: bool = False
+    rows_step: int = ROWS_STEP
 
 
 _PROJECT = Column("project")
@@ -159,7 +165,145 @@ TABLES = (
     Table("effect_claims", (_PROJECT, Column("key"), Column("expires_at", "integer")), "project, key"),
 )
 
-_TABLES = {table.name: table for table in TABLES}
+_FILE_COLUMNS = (
+    Column("filename"),
+    Column("bytes", "integer"),
+    Column("purpose"),
+)
+_CREATED_AT = Column("created_at", "integer")
+_EXPIRES_AT = Column("expires_at", "integer")
+_NUMBER = Column("position", "integer")
+
+CONTAINER_FILES = Table(
+    "container_files",
+    (
+        _PROJECT,
+        Column("container_id"),
+        Column("id"),
+        Column("path"),
+        Column("bytes", "integer"),
+        Column("source"),
+        _CREATED_AT,
+        Column("modified_ns", "integer"),
+        Column("origin"),
+        Column("content"),
+    ),
+    "project, container_id, id",
+)
+# Not a table of SQLite, which has contents in files. A content has a row for each piece, and an empty one has one.
+CONTENTS = Table("contents", (Column("id"), Column("piece", "integer"), Column("data", "bytes")), "id, piece", True, 8)
+CHUNKS = Table(
+    "chunks",
+    (
+        Column("id", "integer"),
+        Column("entry", "integer"),
+        Column("starts_at", "integer"),
+        Column("scope"),
+        Column("text"),
+        Column("vectors", "bytes"),
+    ),
+    "id",
+    True,
+)
+
+# The files, vector stores and containers.
+FILE_TABLES = (
+    Table("files", (_NUMBER, _PROJECT, Column("id"), _CREATED_AT, _EXPIRES_AT, *_FILE_COLUMNS), "position", True),
+    Table(
+        "uploads",
+        (
+            _PROJECT,
+            Column("id"),
+            _CREATED_AT,
+            _EXPIRES_AT,
+            *_FILE_COLUMNS,
+            Column("mime_type"),
+            Column("file_seconds", "integer"),
+            Column("status"),
+            Column("file_id"),
+        ),
+        "project, id",
+        True,
+    ),
+    Table(
+        "upload_parts",
+        (_NUMBER, _PROJECT, Column("upload_id"), Column("id"), _CREATED_AT, Column("bytes", "integer")),
+        "position",
+        True,
+    ),
+    Table(
+        "vector_stores",
+        (
+            _NUMBER,
+            _PROJECT,
+            Column("id"),
+            _CREATED_AT,
+            Column("last_active_at", "integer"),
+            Column("name"),
+            Column("description"),
+            Column("metadata", "json"),
+            Column("expires_days", "integer"),
+            Column("embedding"),
+            Column("is_expired", "integer"),
+            Column("revision", "integer"),
+        ),
+        "position",
+        True,
+    ),
+    Table(
+        "entries",
+        (
+            _NUMBER,
+            _PROJECT,
+            Column("store_id"),
+            Column("file_id"),
+            _CREATED_AT,
+            Column("attributes", "json"),
+            Column("chunk_tokens", "integer"),
+            Column("overlap_tokens", "integer"),
+            Column("status"),
+            Column("error_code"),
+            Column("error_message"),
+            Column("usage_bytes", "integer"),
+            Column("attempts", "integer"),
+        ),
+        "position",
+        True,
+    ),
+    Table(
+        "batches",
+        (_PROJECT, Column("id"), Column("store_id"), _CREATED_AT, Column("is_cancelled", "integer")),
+        "project, id",
+        True,
+    ),
+    Table(
+        "batch_files",
+        (_PROJECT, Column("batch_id"), Column("file_id")),
+        "project, batch_id, file_id",
+        True,
+    ),
+    CHUNKS,
+    Table(
+        "containers",
+        (
+            _PROJECT,
+            Column("id"),
+            Column("name"),
+            _CREATED_AT,
+            Column("last_active_at", "integer"),
+            Column("idle_seconds", "integer"),
+            Column("memory_limit"),
+            Column("interpreter"),
+            Column("is_purged", "integer"),
+        ),
+        "project, id",
+    ),
+    CONTAINER_FILES,
+    CONTENTS,
+)
+ALL_TABLES = TABLES + FILE_TABLES
+
+_TABLES = {table.name: table for table in ALL_TABLES}
 
 
 class TransferStore(Protocol):
@@ -179,7 +323,7 @@ async def export_lines(store: TransferStore) -> AsyncIterator[bytes]:
     """Yield the lines of an export."""
     yield _encode_line({"antiphon_export": FORMAT})
     counts: dict[str, int] = {}
-    for table in TABLES:
+    for table in ALL_TABLES:
         count = 0
         async for row in store.export_rows(table):
             count += 1
@@ -207,7 +351,7 @@ async def import_lines(store: TransferStore, lines: Iterator[bytes]) -> dict[str
                 raise ConfigError(f"line {number}: the file has {counts} rows, but its end says {expected}.")
             return counts
         table, row = _decode_row(number, fields)
-        if current is not None and (table is not current or len(waiting) >= ROWS_STEP):
+        if current is not None and (table is not current or len(waiting) >= current.rows_step):
             await store.import_rows(current, waiting)
             waiting = []
         current = table

@@ -9,12 +9,12 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from antiphon.errors import ServerError, StoreFull, StoreUnavailable
+from antiphon.errors import ConfigError, ServerError, StoreFull, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -244,3 +244,28 @@ def describe_os_error(error: OSError) -> StoreUnavailable:
         return StoreFull(FULL)
     logger.error("a file cannot be written: %s", error)
     return StoreUnavailable(f"The file cannot be stored: {error.strerror}.")
+
+
+def read_pieces(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbered pieces of a file for an export. An empty file has one. A missing file has none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        number, data = 0, file.read(_WRITE_BYTES // 2)
+        while data or not number:
+            yield number, data
+            number, data = number + 1, file.read(_WRITE_BYTES // 2)
+
+
+def append_piece(path: Path, data: bytes) -> None:
+    """Add a piece to a file of an import. Only the user of the process can read it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        path.chmod(0o600)
+        file.write(data)
+
+
+def locate_below(folder: Path, *names: str) -> Path:
+    """Return the path of a file of an import. Raises ConfigError if it would be in another folder."""
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\x00" in name:
+            raise ConfigError(f"{name!r} is not the name of a file.")
+    return folder.joinpath(*names)

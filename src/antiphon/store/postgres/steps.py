@@ -30,7 +30,7 @@ class PostgresSteps(PostgresDatabase, StepDatabase):
         return result
 
     async def _fetch(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        rows = await self._reader.submit(_translate(statement), _convert(parameters))
+        rows = await self._reader.submit(number_parameters(statement), _convert(parameters))
         return [tuple(row) for row in rows]
 
 
@@ -59,7 +59,7 @@ async def _execute(
     if isinstance(step, Lock):
         await connection.execute(_LOCK, step.key)
         return []
-    statement = _translate(step.statement)
+    statement = number_parameters(step.statement)
     if isinstance(step, Batch):
         await connection.executemany(statement, [_convert(row) for row in step.rows])
         return []
@@ -75,7 +75,7 @@ def _convert_list(values: Sequence[Any]) -> list[Any]:
 
 
 @functools.cache
-def _translate(statement: str) -> str:
+def number_parameters(statement: str) -> str:
     """Number the parameters."""
     numbers = itertools.count(1)
     statement = statement.replace("IN TEXTS(?)", "= ANY(?::text[])").replace("IN NUMBERS(?)", "= ANY(?::bigint[])")

@@ -2,15 +2,19 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from antiphon.errors import ConfigError
+from antiphon.store.files.content import append_piece, locate_below, read_pieces
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import PostgresConnector, ServerAddress, close, explain_refusal, make_item_key
 from antiphon.store.postgres.migrations import migrate, read_version
-from antiphon.store.transfer import TABLES, Table
+from antiphon.store.postgres.steps import number_parameters
+from antiphon.store.postgres.words import INSERT_WORDS, make_scope_word, split_text
+from antiphon.store.transfer import ALL_TABLES, CHUNKS, CONTENTS, Table
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -22,20 +26,45 @@ FROM pg_tables WHERE schemaname = current_schema()
 
 # Rows that are read at once.
 _FETCH_ROWS = 200
+_FETCH_PIECES = 8
+
+_EXPORT_CONTENTS = """
+SELECT id, coalesce(piece, 0), coalesce(data, '') FROM contents LEFT JOIN content_pieces ON content = number
+WHERE id IS NOT NULL ORDER BY id, piece
+"""
+_CONTENT_IDS = """
+SELECT id FROM files UNION SELECT id FROM upload_parts
+UNION SELECT content FROM container_files WHERE content IS NOT NULL ORDER BY 1
+"""
+_ADD_CONTENT = """
+INSERT INTO contents (id, created_at) VALUES ($1, extract(epoch FROM clock_timestamp()))
+"""
+_ADD_PIECE = """
+INSERT INTO content_pieces (content, piece, data) SELECT number, $2, $3 FROM contents WHERE id = $1
+"""
+# Tables whose positions are imported.
+_POSITIONS = {
+    "files": "position",
+    "upload_parts": "position",
+    "vector_stores": "position",
+    "entries": "position",
+    "chunks": "id",
+}
 
 
 class PostgresTransfer:
-    """A connection to a store for an export or an import."""
+    """A connection to a store for an export or an import. `folder` has the contents if the database does not."""
 
-    def __init__(self, connection: "Connection[Any]") -> None:
+    def __init__(self, connection: "Connection[Any]", folder: Path | None = None) -> None:
         self._connection = connection
+        self._folder = None if folder is None else folder / "contents"
 
     async def describe(self) -> dict[str, Any]:
         version = await read_version(self._connection)
         newest = read_migrations("postgres")[-1].version
         rows = {}
         if version == newest:
-            rows = {table.name: await self._count(table) for table in TABLES}
+            rows = {table.name: await self._count(table) for table in ALL_TABLES}
         return {"schema": version, "newest": newest, "bytes": await self._connection.fetchval(_SIZE), "rows": rows}
 
     async def _count(self, table: Table) -> int:
@@ -45,17 +74,50 @@ class PostgresTransfer:
     async def export_rows(self, table: Table) -> AsyncIterator[Sequence[Any]]:
         columns = ", ".join(column.name for column in table.columns)
         query = f"SELECT {columns} FROM {table.name} ORDER BY {table.order}"
-        async for row in self._connection.cursor(query, prefetch=_FETCH_ROWS):
+        rows = _FETCH_ROWS
+        if table is CONTENTS and self._folder is not None:
+            for (content_id,) in await self._connection.fetch(_CONTENT_IDS):
+                for number, data in read_pieces(locate_below(self._folder, content_id)):
+                    yield content_id, number, data
+            return
+        if table is CONTENTS:
+            query, rows = _EXPORT_CONTENTS, _FETCH_PIECES
+        async for row in self._connection.cursor(query, prefetch=rows):
             yield tuple(row)
 
     async def import_rows(self, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        if table is CONTENTS:
+            await self._import_contents(rows)
+            return
         columns = ", ".join(column.name for column in table.columns)
         values = ", ".join(f"${number}" for number in range(1, len(table.columns) + 1))
         converted = [_convert_row(table, row) for row in rows]
         await self._connection.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", converted)
+        if table is CHUNKS:
+            words = [(row[0], row[1], split_text(row[4]), make_scope_word(row[3])) for row in rows]
+            await self._connection.executemany(
+                number_parameters(INSERT_WORDS),
+                [(chunk, entry, len(text) + 1, " ".join(text), scope) for chunk, entry, text, scope in words],
+            )
+
+    async def _import_contents(self, rows: Sequence[Sequence[Any]]) -> None:
+        if self._folder is not None:
+            for content_id, _, data in rows:
+                append_piece(locate_below(self._folder, content_id), data)
+            return
+        first = [(content_id,) for content_id, piece, _ in rows if piece == 0]
+        await self._connection.executemany(_ADD_CONTENT, first)
+        for row in rows:
+            if row[2]:
+                await self._connection.execute(_ADD_PIECE, *row)
 
     async def finish_import(self) -> None:
-        """Let new items get positions after the imported ones."""
+        """Let new rows get positions after the imported ones."""
+        for table, column in _POSITIONS.items():
+            await self._connection.execute(
+                f"SELECT setval(pg_get_serial_sequence('{table}', '{column}'), "
+                f"greatest((SELECT max({column}) FROM {table}), 1))"
+            )
         await self._connection.execute(
             "SELECT setval(pg_get_serial_sequence('items', 'position'), greatest("
             "(SELECT max(position) FROM items), (SELECT max(position) FROM deleted_items), 1))"
@@ -71,8 +133,12 @@ def _convert_row(table: Table, row: Sequence[Any]) -> list[Any]:
 
 
 @asynccontextmanager
-async def open_postgres(url: str, *, is_import: bool) -> "AsyncIterator[PostgresTransfer]":
-    """Yield a transfer in one transaction. An export reads one state of the store. A failed import changes nothing."""
+async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None) -> "AsyncIterator[PostgresTransfer]":
+    """Yield a transfer in one transaction. An export reads one state of the store. A failed import changes nothing.
+
+    `folder` is the setting `files.directory`. An import needs an empty one.
+    """
+    _check_folder(folder, is_import=is_import)
     address = ServerAddress(url)
     try:
         connection = await PostgresConnector(address).connect()
@@ -81,7 +147,7 @@ async def open_postgres(url: str, *, is_import: bool) -> "AsyncIterator[Postgres
                 await migrate(connection, read_migrations("postgres"), name=str(address))
             isolation: Any = "read_committed" if is_import else "repeatable_read"
             async with connection.transaction(isolation=isolation, readonly=not is_import):
-                transfer = PostgresTransfer(connection)
+                transfer = PostgresTransfer(connection, folder)
                 if is_import:
                     await _check_empty(connection, address)
                 yield transfer
@@ -93,8 +159,13 @@ async def open_postgres(url: str, *, is_import: bool) -> "AsyncIterator[Postgres
         raise explain_refusal(address, error) from error
 
 
+def _check_folder(folder: Path | None, *, is_import: bool) -> None:
+    if is_import and folder is not None and (folder / "contents").exists():
+        raise ConfigError(f"files.directory: {folder} is not empty. Import into a new folder.")
+
+
 async def _check_empty(connection: "Connection[Any]", address: ServerAddress) -> None:
-    for table in TABLES:
+    for table in ALL_TABLES:
         await connection.execute(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
         if await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {table.name})"):
             raise ConfigError(f"The store {address} is not empty: it has {table.name}. Import into a new store.")

@@ -1,5 +1,7 @@
-"""Export and import of a SQLite store."""
+"""Export and import of a SQLite store, with the database of files and the contents beside it."""
 
+import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,41 +9,155 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ConfigError
+from antiphon.store.files.content import append_piece, locate_below, read_pieces
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.migrations import migrate, read_migrations
-from antiphon.store.transfer import TABLES, Column, Table
+from antiphon.store.transfer import ALL_TABLES, CONTAINER_FILES, CONTENTS, Column, Table
 
 # Tables whose rows are ordered by their arrival, which SQLite has in the row id.
 _ROWID = {"responses": "rowid", "prompts": "place", "runs": "place", "items": "place"}
 
+_CONTENT_IDS = "SELECT id FROM files UNION SELECT id FROM upload_parts ORDER BY id"
+_CONTAINER_CONTENTS = "SELECT id, container_id, path FROM container_files ORDER BY id"
+_ADD_WORDS = """
+INSERT INTO chunk_words (rowid, scope, text) SELECT chunks.id, chunks.scope, chunks.text
+FROM chunks JOIN entries ON entries.position = chunks.entry AND entries.status = 'completed'
+"""
+
+
+class StoreFolders:
+    """The folders beside a store: of files and their database, and of the files of containers."""
+
+    def __init__(self, path: Path) -> None:
+        path = path.absolute()
+        self._files = path.with_name(f"{path.name}-files")
+        self._containers = path.with_name(f"{path.name}-containers")
+        self.database = self._files / "files.db"
+
+    def locate_content(self, content_id: str) -> Path:
+        """Return the path of a content. Raises ConfigError if it would be in another folder."""
+        return locate_below(self._files / "contents", content_id)
+
+    def locate_container_file(self, container_id: str, path: str) -> Path:
+        """Return the path of a file of a container. Raises ConfigError if it would be in another folder."""
+        return locate_below(locate_below(self._containers, container_id) / "data", *path.split("/"))
+
+    def create_database(self) -> None:
+        """Create the database of files, for an import."""
+        (self._files / "contents").mkdir(mode=0o700, parents=True, exist_ok=True)
+        create_file(self.database)
+        connection = connect(self.database)
+        try:
+            migrate(connection, read_migrations("files"), path=str(self.database))
+        finally:
+            connection.close()
+
+    def measure(self) -> int:
+        """Return the size of all files."""
+        folders = (self._files, self._containers)
+        return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+    def find_existing(self) -> Path | None:
+        """Return a folder that exists."""
+        return next((folder for folder in (self._files, self._containers) if folder.exists()), None)
+
+    def delete(self) -> None:
+        """Delete everything that a failed import has written."""
+        self.delete_files()
+        shutil.rmtree(self._containers, ignore_errors=True)
+
+    def delete_files(self) -> None:
+        shutil.rmtree(self._files, ignore_errors=True)
+
 
 class SqliteTransfer:
-    """A connection to a store for an export or an import."""
+    """A connection to a store for an export or an import. `has_files`: the database of files is attached to it."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, folders: StoreFolders, *, has_files: bool) -> None:
         self._connection = connection
+        self._folders = folders
+        self._has_files = has_files
+        # Ids of contents of container files, with their paths and times, in an import.
+        self._container_files: dict[str, tuple[Path, int]] = {}
 
     async def describe(self) -> dict[str, Any]:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         (pages,), (page_size,) = (
             self._connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
         )
-        rows = {}
-        if version == read_migrations()[-1].version:
-            for table in TABLES:
-                (rows[table.name],) = self._connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()
-        return {"schema": version, "newest": read_migrations()[-1].version, "bytes": pages * page_size, "rows": rows}
+        newest, rows = read_migrations()[-1].version, {}
+        if version == newest:
+            rows = {table.name: self._count(table) for table in ALL_TABLES}
+        size = pages * page_size + self._folders.measure()
+        return {"schema": version, "newest": newest, "bytes": size, "rows": rows}
+
+    def _count(self, table: Table) -> int:
+        if table is CONTENTS:
+            return sum(1 for _ in self._list_contents())
+        if table.is_file_table and not self._has_files:
+            return 0
+        count: int = self._connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0]
+        return count
 
     async def export_rows(self, table: Table) -> AsyncIterator[Sequence[Any]]:
-        columns = ", ".join(_name(column) for column in table.columns)
-        order = _ROWID.get(table.name) or table.order.replace("position", "place")
-        for row in self._connection.execute(f"SELECT {columns} FROM {table.name} ORDER BY {order}"):
-            yield row
+        if table is CONTENTS:
+            for row in self._read_contents():
+                yield row
+        elif self._has_files or not table.is_file_table:
+            columns = ", ".join(_name(column) for column in table.columns)
+            order = table.order
+            if not table.is_file_table:
+                order = _ROWID.get(table.name) or table.order.replace("position", "place")
+            for row in self._connection.execute(f"SELECT {columns} FROM {table.name} ORDER BY {order}"):
+                # In another store the content needs an id.
+                yield (*row[:-1], row[2]) if table is CONTAINER_FILES else row
+
+    def _list_contents(self) -> Iterator[tuple[str, Path]]:
+        """Yield the ids and paths of all contents."""
+        ids = self._connection.execute(_CONTENT_IDS).fetchall() if self._has_files else []
+        found = [(content_id, self._folders.locate_content(content_id)) for (content_id,) in ids]
+        rows = self._connection.execute(_CONTAINER_CONTENTS).fetchall()
+        found += [(file_id, self._folders.locate_container_file(container, path)) for file_id, container, path in rows]
+        yield from sorted(found)
+
+    def _read_contents(self) -> Iterator[Sequence[Any]]:
+        # A content that is lost on the disk has no pieces. Its row is exported, and reading it fails as before.
+        for content_id, path in self._list_contents():
+            for number, data in read_pieces(path):
+                yield content_id, number, data
 
     async def import_rows(self, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        if table is CONTENTS:
+            self._write_contents(rows)
+            return
+        if table is CONTAINER_FILES:
+            rows = [self._place_file(row) for row in rows]
         columns = ", ".join(_name(column) for column in table.columns)
         values = ", ".join("?" * len(table.columns))
         self._connection.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", rows)
+
+    def _place_file(self, row: Sequence[Any]) -> Sequence[Any]:
+        """Remember where the content of a container's file belongs."""
+        _, container_id, _, path, _, _, _, modified_ns, _, content = row
+        if content is not None:
+            self._container_files[content] = self._folders.locate_container_file(container_id, path), modified_ns
+        return (*row[:-1], None)
+
+    def _write_contents(self, rows: Sequence[Sequence[Any]]) -> None:
+        for content_id, _, data in rows:
+            path, modified_ns = self._container_files.get(content_id, (self._folders.locate_content(content_id), None))
+            append_piece(path, data)
+            if modified_ns is not None:
+                os.utime(path, ns=(modified_ns, modified_ns))
+
+    def finish_import(self) -> bool:
+        """Fill the text index. Return False if there is no file."""
+        self._connection.execute(_ADD_WORDS)
+        return any(
+            self._connection.execute(f"SELECT EXISTS (SELECT 1 FROM {table.name})").fetchone()[0]
+            for table in ALL_TABLES
+            if table.is_file_table and table is not CONTENTS
+        )
 
 
 def _name(column: Column) -> str:
@@ -58,19 +174,51 @@ def open_sqlite(path: Path, *, is_import: bool) -> Iterator[SqliteTransfer]:
         connection = connect(path)
         try:
             if is_import:
-                migrate(connection, read_migrations(), path=str(path))
-            connection.execute("BEGIN IMMEDIATE" if is_import else "BEGIN")
-            if is_import:
-                _check_empty(connection, path)
-            yield SqliteTransfer(connection)
-            connection.execute("COMMIT" if is_import else "ROLLBACK")
+                with _import(connection, path) as transfer:
+                    yield transfer
+            else:
+                yield _start_export(connection, StoreFolders(path))
+                connection.execute("ROLLBACK")
         finally:
             connection.close()
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"The store {path} cannot be used: {error}") from error
 
 
-def _check_empty(connection: sqlite3.Connection, path: Path) -> None:
-    for table in TABLES:
-        if connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone():
+def _start_export(connection: sqlite3.Connection, folders: StoreFolders) -> SqliteTransfer:
+    has_files = folders.database.is_file()
+    if has_files:
+        connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+    connection.execute("BEGIN")
+    return SqliteTransfer(connection, folders, has_files=has_files)
+
+
+@contextmanager
+def _import(connection: sqlite3.Connection, path: Path) -> Iterator[SqliteTransfer]:
+    migrate(connection, read_migrations(), path=str(path))
+    folders = StoreFolders(path)
+    _check_empty(connection, path, folders)
+    folders.create_database()
+    try:
+        connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+        connection.execute("BEGIN IMMEDIATE")
+        _check_empty(connection, path, None)
+        transfer = SqliteTransfer(connection, folders, has_files=True)
+        yield transfer
+        has_files = transfer.finish_import()
+        connection.execute("COMMIT")
+        connection.execute("DETACH DATABASE file_database")
+    except BaseException:
+        folders.delete()
+        raise
+    if not has_files:
+        folders.delete_files()
+
+
+def _check_empty(connection: sqlite3.Connection, path: Path, folders: StoreFolders | None) -> None:
+    existing = None if folders is None else folders.find_existing()
+    if existing is not None:
+        raise ConfigError(f"The store {path} is not empty: there is {existing}. Import into a new store.")
+    for table in ALL_TABLES:
+        if not table.is_file_table and connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone():
             raise ConfigError(f"The store {path} is not empty: it has {table.name}. Import into a new store.")
