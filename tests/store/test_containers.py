@@ -178,8 +178,8 @@ async def test_files_are_listed_in_pages(store: ContainerStore) -> None:
 
 async def test_container_runs_code_of_one_process_at_a_time(store: ContainerStore, clock: Clock) -> None:
     await store.create_container("p", make_row(), limits=LIMITS)
-    old, kept = make_file("cfile_1"), make_file("cfile_2")
-    await store.update_container_files("p", "cntr_1", saved=[old, kept], deleted=[])
+    old, unchanged = make_file("cfile_1"), make_file("cfile_2")
+    await store.update_container_files("p", "cntr_1", saved=[old, unchanged], deleted=[])
     assert await store.hold_container("p", "cntr_1", "one", lease=10)
     assert not await store.hold_container("p", "cntr_1", "two", lease=10)
     clock.time += 9
@@ -191,9 +191,9 @@ async def test_container_runs_code_of_one_process_at_a_time(store: ContainerStor
     new = make_file("cfile_3", content="abc")
     changes: Any = {"saved": [new], "deleted": ["cfile_1"]}
     assert not await store.finish_run("p", "cntr_1", "one", interpreter="first", **changes)
-    assert await store.load_container_files("p", "cntr_1") == [old, kept]
+    assert await store.load_container_files("p", "cntr_1") == [old, unchanged]
     assert await store.finish_run("p", "cntr_1", "two", interpreter="second", **changes)
-    assert await store.load_container_files("p", "cntr_1") == [kept, new]
+    assert await store.load_container_files("p", "cntr_1") == [unchanged, new]
     expected = make_row(interpreter="second", last_active_at=clock.time)
     assert await store.load_container("p", "cntr_1") == expected
     assert await store.hold_container("p", "cntr_1", "one", lease=10)

@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -18,15 +15,14 @@ from antiphon.engine.containers.files import (
     SharedContainerFiles,
     make_file_id,
 )
+from antiphon.engine.containers.holder import ContainerHolder, container_not_found
 from antiphon.engine.respond.ids import new_token, random_hex
 from antiphon.errors import (
-    AntiphonError,
     InvalidRequest,
     NotFound,
     RateLimited,
     ServerError,
     StoreUnavailable,
-    Unavailable,
     UnsupportedParameter,
 )
 from antiphon.protocol.containers import (
@@ -56,9 +52,6 @@ logger = logging.getLogger(__name__)
 
 _GIGABYTE = 1024**3
 _SWEEP_SECONDS = 30.0
-# Time after which another process runs code in the container of a dead one.
-_LEASE_SECONDS = 15.0
-_POLL_SECONDS = 0.2
 _SWEEP_BATCH = 100
 _DELETION_SECONDS = 3600.0
 _METADATA_SECONDS = 30 * 24 * 60 * 60
@@ -115,7 +108,7 @@ class Containers:
             self._files = SharedContainerFiles(self._open_contents, max_files=settings.container_files)
         else:
             self._files = LocalContainerFiles(store, root, max_files=settings.container_files)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._holder = ContainerHolder(store, wait_seconds=settings.call_seconds)
         self._sandboxes = sandbox.Sandboxes(settings, cache_dir=cache_dir)
         self._limits = ContainerLimits(
             containers=settings.containers,
@@ -196,7 +189,7 @@ class Containers:
 
     async def delete(self, project: str, container_id: str) -> None:
         if not await self._store.delete_container(project, container_id):
-            raise _not_found(container_id)
+            raise container_not_found(container_id)
         await self._discard_local(container_id)
 
     # Files
@@ -331,8 +324,7 @@ class Containers:
         the files of the container, but not its variables.
         """
         await self.use(project, container_id)
-        lock = self._locks.setdefault(container_id, asyncio.Lock())
-        async with lock, self._hold(project, container_id) as owner:
+        async with self._holder.hold(project, container_id) as owner:
             row = await self.use(project, container_id)
             if self._sandboxes.find_interpreter(container_id) not in (None, row.interpreter):
                 await self._sandboxes.end(container_id)  # other code has run since, on another machine
@@ -360,31 +352,6 @@ class Containers:
             folder_bytes=max(0, min(self._settings.container_bytes, self._settings.project_bytes - used_by_others)),
         )
 
-    @asynccontextmanager
-    async def _hold(self, project: str, container_id: str) -> AsyncIterator[str]:
-        """Wait until no other process runs code in a container. Yield the name under which this one does."""
-        owner = secrets.token_hex(16)
-        deadline = time.monotonic() + self._settings.call_seconds + _LEASE_SECONDS
-        while not await self._store.hold_container(project, container_id, owner, lease=_LEASE_SECONDS):
-            if await self._store.load_container(project, container_id) is None:
-                raise _not_found(container_id)
-            if time.monotonic() > deadline:
-                raise Unavailable("Another server runs code in the container.", retry_after=_POLL_SECONDS)
-            await asyncio.sleep(_POLL_SECONDS)
-        renewal = asyncio.create_task(self._renew(project, container_id, owner))
-        try:
-            yield owner
-        finally:
-            renewal.cancel()
-
-    async def _renew(self, project: str, container_id: str, owner: str) -> None:
-        while True:
-            await asyncio.sleep(_LEASE_SECONDS / 3)
-            try:
-                await self._store.hold_container(project, container_id, owner, lease=_LEASE_SECONDS)
-            except AntiphonError as error:
-                logger.warning("the lease of a container could not be renewed: %s", error.message)
-
     async def _finish_run(self, project: str, container_id: str, owner: str, interpreter: str | None) -> None:
         """Save the rows of the files on disk. Raises ServerError if another process has used the container."""
         rows = await self._store.load_container_files(project, container_id)
@@ -408,7 +375,7 @@ class Containers:
     async def _touch(self, project: str, container_id: str, *, param: str = "container_id") -> ContainerRow:
         row = await self._store.touch_container(project, container_id)
         if row is None:
-            raise _not_found(container_id, param=param)
+            raise container_not_found(container_id, param=param)
         return row
 
     async def _load_file(self, project: str, container_id: str, file_id: str) -> ContainerFileRow:
@@ -512,10 +479,6 @@ def _show_file(row: ContainerFileRow) -> ContainerFile:
 def _find_ends(rows: Sequence[ContainerRow | ContainerFileRow]) -> tuple[str | None, str | None]:
     """Return the ids of the first and the last row of a page."""
     return (rows[0].id, rows[-1].id) if rows else (None, None)
-
-
-def _not_found(container_id: str, *, param: str = "container_id") -> NotFound:
-    return NotFound(f"Container with id '{container_id}' not found.", param=param)
 
 
 def _file_not_found(file_id: str) -> NotFound:

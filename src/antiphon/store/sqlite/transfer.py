@@ -131,12 +131,12 @@ class SqliteTransfer:
             self._write_contents(rows)
             return
         if table is CONTAINER_FILES:
-            rows = [self._place_file(row) for row in rows]
+            rows = [self._locate_file(row) for row in rows]
         columns = ", ".join(_name(column) for column in table.columns)
         values = ", ".join("?" * len(table.columns))
         self._connection.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", rows)
 
-    def _place_file(self, row: Sequence[Any]) -> Sequence[Any]:
+    def _locate_file(self, row: Sequence[Any]) -> Sequence[Any]:
         """Remember where the content of a container's file belongs."""
         _, container_id, _, path, _, _, _, modified_ns, _, content = row
         if content is not None:
