@@ -162,6 +162,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_content_parts: Annotated[int, Meta(ge=1)] = 50_000
     max_tools: Annotated[int, Meta(ge=1)] = 4096
     max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    shutdown_drain_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
     keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
     max_connections: Annotated[int, Meta(ge=1)] = 4096

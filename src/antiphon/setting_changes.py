@@ -50,6 +50,7 @@ RELOADABLE = frozenset(
         "queued",
         "queued_per_project",
         "retention_days",
+        "shutdown_drain_seconds",
         "shutdown_grace_seconds",
         "unsupported_tools",
         "web_search",

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import http.client
 import json
@@ -13,9 +14,12 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
+from antiphon.server import process
 from antiphon.server.listener import bind_socket
 from antiphon.server.process import fit_connections
+from antiphon.store.sqlite.store import SqliteStore
 from support import live_server
+from support.crashing_server import wait_until
 from support.loop_blocks import assert_no_block
 
 TIMEOUT = 60
@@ -110,6 +114,74 @@ def test_plain_response_in_progress_gets_a_shutdown_error(serve: Callable[..., A
         "failed",
         "The server is shutting down.",
     )
+
+
+def test_stopping_server_closes_connections_after_their_next_response(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_LINGER_SECONDS", TIMEOUT)
+    caplog.set_level("INFO", process.logger.name)
+    running = serve(GATED, shutdown_grace_seconds=TIMEOUT)
+    idle = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
+
+    def check_readiness() -> tuple[int, bool, bytes]:
+        idle.request("GET", "/readyz")
+        response = idle.getresponse()
+        return response.status, response.will_close, response.read()
+
+    with contextlib.closing(idle), running.client() as client:
+        assert check_readiness()[:2] == (200, False)
+        with client.responses.stream(model="scripted", input="wait") as stream:
+            deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
+            assert next(deltas) == "first"
+            running.server.handle_exit(signal.SIGTERM, None)
+            wait_until(lambda: not is_listening(running.port))
+            status, will_close, body = check_readiness()
+            assert (status, will_close) == (503, True)
+            assert b"The server is shutting down." in body
+            running.do(lambda: running.backend.release("gate"))
+            assert "".join(deltas) == " last"
+    running.stop()
+    assert [message for message in caplog.messages if message.startswith("stop")] == [
+        "stopping: accepts no more connections",
+        f"stopping: 1 foreground and 0 background responses have {TIMEOUT} s to end",
+        "stopped",
+    ]
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_background_response_ends_within_the_grace_period(serve: Callable[..., Any], tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    running = serve(GATED, store=store, shutdown_grace_seconds=TIMEOUT)
+    with running.client() as client:
+        response_id = client.responses.create(model="scripted", input="wait", background=True).id
+        running.wait_for(lambda: running.backend.reached("gate"))
+    running.server.handle_exit(signal.SIGTERM, None)
+    wait_until(lambda: not is_listening(running.port))
+    running.do(lambda: running.backend.release("gate"))
+    running.stop()
+    assert asyncio.run(load_status(SqliteStore(store.path), response_id)) == "completed"
+
+
+async def load_status(store: SqliteStore, response_id: str) -> str | None:
+    await store.open()
+    try:
+        response = await store.load_response("default", response_id)
+    finally:
+        await store.close()
+    return None if response is None else response.status
+
+
+def test_drained_server_accepts_requests_but_is_not_ready(serve: Callable[..., Any]) -> None:
+    running = serve(GATED, shutdown_drain_seconds=TIMEOUT)
+    running.server.handle_exit(signal.SIGTERM, None)
+    wait_until(lambda: running.ask("GET", "/readyz").status == 503)
+    assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).json["status"] == "completed"
+    running.do(running.server.end_drain)
 
 
 def test_port_in_use_fails_with_one_line(start: Start) -> None:

@@ -19,6 +19,7 @@ from antiphon.engine.conversations import Conversations
 from antiphon.engine.files.loader import FileServiceLoader, VectorSearch
 from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.observer import EngineObserver
+from antiphon.engine.peers import Peers
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
@@ -105,10 +106,12 @@ class Engine:
         )
         self._sweeper = ExpirySweeper(store)
         self._stopping = False
+        self._is_draining = False
         self.ready = False
         self.has_stored_keys = False  # set at the start
         # Called at the start, before the models are loaded. An error stops the start.
         self.on_store_open: Callable[[], None] | None = None
+        self._peers: Peers | None = None
 
     def _make_pipeline(self, backends: Mapping[str, Backend], policy: Policy, hosted_tools: HostedTools) -> Pipeline:
         return Pipeline(
@@ -202,6 +205,8 @@ class Engine:
 
     async def check_ready(self) -> None:
         """Raise Unavailable unless the models are loaded and the store can be written to."""
+        if self._is_draining:
+            raise Unavailable("The server is shutting down.")
         if not self.ready:
             raise Unavailable("The server is not ready.")
         await self._store.check()
@@ -214,6 +219,16 @@ class Engine:
     def trace(self, telemetry: "EngineTelemetry") -> None:
         """Record model calls, calls of hosted tools and background work. Must be called before `start`."""
         self._pipeline.trace(telemetry)
+
+    def connect(self, peers: Peers) -> None:
+        """Cancel and retrieve foreground responses of other processes, too, and announce changes to them."""
+        self._peers = peers
+        if not self._store.reports_changes:
+            self._background.announce_change = peers.announce_change
+
+    def receive_change(self, kind: str, response_id: str) -> None:
+        """Handle a change that another process has announced."""
+        self._background.receive_change(kind, response_id)
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -366,17 +381,34 @@ class Engine:
         Raises InvalidRequest for a foreground response that has ended.
         """
         key = RunKey(project, response_id)
-        run = self._running.get(key)
-        if run is not None:
-            await run.cancel_and_wait()
-            return run.response
-        stored = await self._load(project, response_id)
+        cancelled = await self.cancel_foreground(project, response_id)
+        if cancelled is not None:
+            return cancelled
+        stored = await self._store.load(project, response_id)
+        if stored is None:
+            cancelled = None if self._peers is None else await self._peers.cancel(project, response_id)
+            if cancelled is None:
+                raise _not_found(response_id)
+            return cancelled
         if stored.response.status in FINAL_STATUSES:
             if not stored.response.background and stored.response.status != "cancelled":
                 raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
             return stored.response
         await self._background.cancel(key)
         return (await self._load(project, response_id)).response
+
+    async def cancel_foreground(self, project: str, response_id: str) -> Response | None:
+        """Cancel a foreground response of this process, and return it. None if there is no such response."""
+        run = self._running.get(RunKey(project, response_id))
+        if run is None:
+            return None
+        await run.cancel_and_wait()
+        return run.response
+
+    def find_foreground(self, project: str, response_id: str) -> Response | None:
+        """Return a foreground response of this process that will be stored, as it began."""
+        run = self._running.get(RunKey(project, response_id))
+        return run.begun if run is not None and run.begun.store else None
 
     async def follow(self, project: str, response_id: str, *, after: int) -> EventPages:
         """Return the events of a background response after this sequence number: the stored ones, then new ones."""
@@ -391,6 +423,16 @@ class Engine:
             )
         return self._background.follow(RunKey(project, response_id), after)
 
+    def start_draining(self) -> None:
+        """Report that the server is not ready, and claim no more background runs. Requests are still served."""
+        self._is_draining = True
+        self._worker.stop_claiming()
+
+    async def wait_for_background(self) -> None:
+        """Wait until this process works on no background response, or `stop_runs` is called."""
+        while self._worker.attempts and not self._stopping:
+            await self._worker.changed.wait()
+
     def stop_runs(self) -> None:
         """Refuse new requests, and end the running ones with a terminal event. Background runs stay queued."""
         self._stopping = True
@@ -403,12 +445,14 @@ class Engine:
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""
         response = await self._store.load_response(project, response_id)
-        if response is not None:
-            return response
-        run = self._running.get(RunKey(project, response_id))
-        if run is None or not run.begun.store:
+        response = response or self.find_foreground(project, response_id)
+        if response is None and self._peers is not None:
+            # It may have ended, and been stored, since the store was read.
+            response = await self._peers.retrieve(project, response_id)
+            response = response or await self._store.load_response(project, response_id)
+        if response is None:
             raise _not_found(response_id)
-        return run.begun
+        return response
 
     async def delete(self, project: str, response_id: str) -> None:
         if not await self._store.delete(project, response_id):

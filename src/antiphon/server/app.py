@@ -43,16 +43,16 @@ class App:
         self._limiter = Limiter.make(settings)
         self._limit_sync = None if self._limiter is None else _connect_limiter(self._limiter, engine)
         self._report: Callable[[HttpRequest], None] = log_http_request
-        metrics = None
+        self.metrics: ServerMetrics | None = None
         if settings.metrics:
-            from antiphon.server.metrics.server_metrics import ServerMetrics
+            from antiphon.server.metrics import server_metrics
 
-            metrics = ServerMetrics(engine, lambda: self._limiter)
-            self._report = _report_to(metrics)
+            self.metrics = server_metrics.ServerMetrics(engine, lambda: self._limiter)
+            self._report = _report_to(self.metrics)
         self._telemetry = make_telemetry(engine)
         spans = None if self._telemetry is None else self._telemetry.spans
         self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
-        self._router = make_router(engine, settings, metrics, requires_key=lambda: self.authenticator.requires_key)
+        self._router = make_router(engine, settings, self.metrics, requires_key=lambda: self.authenticator.requires_key)
         self._websockets = WebSocketHandler(
             engine, settings, self.authenticator, spans, get_limiter=lambda: self._limiter
         )

@@ -145,7 +145,13 @@ class ConnectionTable:
 
 
 class ServerLimits:
-    """The settings and the state that all connections of a server share."""
+    """The settings and the state that all connections of a server share.
+
+    When the server stops, `is_stopping` is set, and idle connections are closed after `linger_seconds`.
+    """
+
+    is_stopping = False
+    linger_seconds = 0.0
 
     def __init__(self, settings: Settings, bodies: BodyBudget) -> None:
         self.bodies = bodies

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -34,6 +34,9 @@ from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
 from antiphon.setting_changes import SettingChanges, compare_settings
 
+if TYPE_CHECKING:
+    from antiphon.server.metrics.server_metrics import ServerMetrics
+
 try:
     import resource
 except ImportError:  # Windows has no such limit
@@ -43,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 # Time for stopped runs to send their final events before their connections are closed.
 _FINAL_EVENTS_SECONDS = 5
+# A server that is stopped by SIGTERM leaves idle connections open for this time. A request that arrives gets an answer
+# with `Connection: close`.
+_LINGER_SECONDS = 1.0
 # At most this part of the file descriptors is for connections of clients. The store and the upstreams need some too.
 _DESCRIPTORS_FOR_CONNECTIONS = 0.75
 _MACOS_MAX_DESCRIPTORS = 10240
@@ -145,6 +151,7 @@ class Server(uvicorn.Server):
     stop_signals: tuple[signal.Signals, ...] = HANDLED_SIGNALS
     load_settings: Callable[[], Settings] | None = None
     _reloader: Reloader | None = None
+    _stop_signal = 0
 
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
@@ -153,6 +160,7 @@ class Server(uvicorn.Server):
         self._app.authenticator.on_keys_required = self._limits.connections.require_keys
         self.settings = settings
         self._reloading = asyncio.Lock()
+        self._drained = asyncio.Event()
         self._on_ready = on_ready
         self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
@@ -181,6 +189,10 @@ class Server(uvicorn.Server):
             seconds=settings.write_timeout_seconds,
             min_rate=settings.min_bytes_per_second,
         )
+
+    @property
+    def metrics(self) -> "ServerMetrics | None":
+        return self._app.metrics
 
     async def apply_settings(self, settings: Settings) -> SettingChanges:
         """Change the settings of the running server, without dropping a connection or a response.
@@ -227,15 +239,36 @@ class Server(uvicorn.Server):
             if self._on_ready is not None:
                 self._on_ready(url)
 
+    def end_drain(self) -> None:
+        """Stop accepting requests before the time for it is over."""
+        self._drained.set()
+
     def request_stop(self) -> None:
         """Start a graceful shutdown."""
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        grace = self.settings.shutdown_grace_seconds
+        """Finish or hand over all work within the bounds of the settings, and close.
+
+        First the server only reports that it is not ready, so that a load balancer uses others. Then it accepts no
+        connections, and responses have the grace period to end. After it, foreground responses fail and background
+        responses are released: another process continues them at once.
+        """
         if self._reloader is not None:
             self._reloader.close()
-        stop_timer = asyncio.get_running_loop().call_later(grace, self._engine.stop_runs)
+        self._engine.start_draining()
+        if self._stop_signal == signal.SIGTERM:
+            self._limits.linger_seconds = _LINGER_SECONDS
+            if self.settings.shutdown_drain_seconds:
+                logger.info("stopping: not ready, and accepts requests for %g s", self.settings.shutdown_drain_seconds)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.settings.shutdown_drain_seconds):
+                        await self._drained.wait()
+        self._announce_stop()
+        grace = self.settings.shutdown_grace_seconds
+        self.config.timeout_graceful_shutdown = math.ceil(grace) + _FINAL_EVENTS_SECONDS
+        stop_timer = asyncio.get_running_loop().call_later(grace, self._stop_runs)
+        self._limits.is_stopping = True
         self._app.start_shutdown()
         try:
             await super().shutdown(sockets=sockets)
@@ -243,6 +276,32 @@ class Server(uvicorn.Server):
             stop_timer.cancel()
             self._watchdog.stop()
             self._write_timeout.stop()
+        logger.info("stopped")
+
+    def _announce_stop(self) -> None:
+        foreground, background = self._engine.foreground_count, self._engine.background_count
+        logger.info("stopping: accepts no more connections")
+        if foreground or background:
+            logger.info(
+                "stopping: %d foreground and %d background responses have %g s to end",
+                foreground,
+                background,
+                self.settings.shutdown_grace_seconds,
+            )
+
+    def _stop_runs(self) -> None:
+        foreground, background = self._engine.foreground_count, self._engine.background_count
+        if foreground or background:
+            logger.info(
+                "stopping: the time is over, %d foreground responses fail and %d background responses are released",
+                foreground,
+                background,
+            )
+        self._engine.stop_runs()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        await super()._wait_tasks_to_complete()
+        await self._engine.wait_for_background()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -261,4 +320,5 @@ class Server(uvicorn.Server):
         """Start a graceful shutdown; on a second signal exit at once. Acknowledged data is on disk already."""
         if self.should_exit:
             os._exit(128 + sig)
+        self._stop_signal = sig
         self.should_exit = True

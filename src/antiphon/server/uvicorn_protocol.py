@@ -132,6 +132,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._is_refused = True
             self.transport.close()  # idle: a response without a request would be taken for the next one
 
+    def shutdown(self) -> None:
+        """Close the connection after its response. An idle one lingers: its client may be sending a request now."""
+        if _is_incomplete(self.cycle):
+            self.cycle.keep_alive = False
+        elif self._limits.linger_seconds and not self._body_is_open:
+            self._deadline.set(self._limits.linger_seconds)
+        else:
+            self.transport.close()
+
     def watch_disconnect(self, callback: Callable[[], None] | None) -> bool:
         """Set the function to call when the connection is lost. Return False if it is lost already."""
         self._on_disconnect = callback
@@ -273,7 +282,10 @@ class HttpProtocol(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            keep_alive=version == "1.1" and parser.should_keep_alive() and not is_upgrade,
+            keep_alive=version == "1.1"
+            and parser.should_keep_alive()
+            and not is_upgrade
+            and not self._limits.is_stopping,
             on_response=self.on_response_complete,
         )
         if _is_incomplete(self._served):  # a pipelined request

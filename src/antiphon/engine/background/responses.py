@@ -61,16 +61,20 @@ class BackgroundResponses:
         self.limits = limits
         self._stopping = False
         self.refusals = 0  # because too many responses of a project wait
+        # Announces a change to other processes, if the store does not report changes.
+        self.announce_change: Callable[[str, str], None] | None = None
         # Signals of responses that other processes work on. Each exists while a follower holds it.
         self._signals: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def start(self) -> None:
-        self._store.on_change = self._receive_change
+        self._store.on_change = self.receive_change
         await self._scheduler.start()
 
     async def close(self) -> None:
         self._store.on_change = None
         await self._scheduler.close()
+        if self.announce_change is not None:
+            self.announce_change("queued", "")
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         """Save a response together with its run, for this or another process.
@@ -110,6 +114,8 @@ class BackgroundResponses:
         """Request the end of a run and wait until it has ended."""
         self._scheduler.cancel(key)  # before the request: the store may fail
         await self._store.request_cancel(*key)
+        if self.announce_change is not None:
+            self.announce_change("cancelled", key.response_id)
         self._scheduler.cancel(key)  # it may have been claimed meanwhile
         await self._wait_for_end(key)
 
@@ -176,7 +182,7 @@ class BackgroundResponses:
         while self._signals:
             self._signals.popitem()[1].set()
 
-    def _receive_change(self, kind: str, response_id: str) -> None:
+    def receive_change(self, kind: str, response_id: str) -> None:
         """Handle a change that the store reports (`RunQueue.on_change`)."""
         if kind == "queued":
             self._scheduler.wake()

@@ -58,6 +58,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._full = False
+        self._accepts_runs = True
         self._failure = ""
         self._throughput = Throughput()
         self.attempts: dict[RunKey, Attempt] = {}
@@ -68,6 +69,10 @@ class Worker:
         self._pipeline, self._slots, self._limits = pipeline, slots, limits
         self._waits.clear()
         self._wake.set()
+
+    def stop_claiming(self) -> None:
+        """Leave the queue to other processes. The attempts in progress continue."""
+        self._accepts_runs = False
 
     async def start(self) -> None:
         self._loop = asyncio.create_task(self._poll())
@@ -115,7 +120,8 @@ class Worker:
                 if time.monotonic() - self._renewed >= self._lease / 3:
                     self._renewed = time.monotonic()
                     await self._renew()
-                await self._claim(began)
+                if self._accepts_runs:
+                    await self._claim(began)
             except StoreLost:
                 self._stop_attempts()
             except StoreUnavailable:

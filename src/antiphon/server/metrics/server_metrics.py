@@ -1,7 +1,7 @@
 """The metrics of a server. docs/guides/metrics.md describes each of them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
@@ -24,6 +24,9 @@ from antiphon.server.metrics.registry import (
     Readings,
     write_text,
 )
+from antiphon.server.metrics.worker_metrics import label_text, merge_texts
+from antiphon.turn_queue import TurnQueue
+from antiphon.upstream.client import UpstreamClient
 
 MAX_MODELS = 64
 """Number of model names with values of their own. A client can choose any name if an upstream takes any."""
@@ -86,6 +89,9 @@ class ServerMetrics:
             *self._make_upstream_metrics(),
             *make_process_metrics(),
         ]
+        self._shared = list(self._make_shared_metrics())
+        self._worker = 1
+        self._collect_others: Callable[[], Awaitable[list[bytes]]] | None = None
         engine.observe(self)
 
     # Counted as they happen
@@ -123,13 +129,25 @@ class ServerMetrics:
     # Read when they are written
 
     async def write(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus, of all workers if there are several."""
         try:
             async with asyncio.timeout(_STORE_SECONDS):
                 self._waiting = await self._engine.count_waiting()
         except (AntiphonError, TimeoutError):  # the other metrics are needed most when the store fails
             self._waiting = None
-        return write_text(self._collectors)
+        if self._collect_others is None:
+            return write_text((*self._collectors, *self._shared))
+        others = await self._collect_others()
+        return merge_texts((write_text(self._shared), self.write_own(), *others))
+
+    def join(self, worker: int, collect_others: Callable[[], Awaitable[list[bytes]]]) -> None:
+        """Write the metrics of all workers. `worker` is the number of this one."""
+        self._worker = worker
+        self._collect_others = collect_others
+
+    def write_own(self) -> bytes:
+        """Return the metrics of this worker."""
+        return label_text(write_text(self._collectors), self._worker)
 
     def _make_engine_metrics(self) -> Iterable[Collector]:
         engine = self._engine
@@ -138,25 +156,29 @@ class ServerMetrics:
             "gauge",
             lambda: [(("foreground",), engine.foreground_count), (("background",), engine.background_count)],
         )
-        yield Reading(
-            Metric("antiphon_background_waiting", "Background responses in the store that no process works on."),
-            "gauge",
-            lambda: [] if self._waiting is None else [((), self._waiting)],
-        )
-        queues = {
-            name: backend.queue
-            for name, backend in engine.backends.items()
-            if isinstance(backend, QueuedBackend) and backend.queue is not None
-        }
+
+        def list_queues() -> Iterable[tuple[str, TurnQueue]]:
+            for name, backend in engine.backends.items():
+                if isinstance(backend, QueuedBackend) and backend.queue is not None:
+                    yield name, backend.queue
+
         yield Reading(
             Metric("antiphon_queue_waiting", "Turns that wait for a slot of the backend.", ("backend",)),
             "gauge",
-            lambda: [((name,), queue.waiting) for name, queue in queues.items()],
+            lambda: [((name,), queue.waiting) for name, queue in list_queues()],
         )
         yield Reading(
             Metric("antiphon_queue_running", "Turns that hold a slot of the backend.", ("backend",)),
             "gauge",
-            lambda: [((name,), queue.running) for name, queue in queues.items()],
+            lambda: [((name,), queue.running) for name, queue in list_queues()],
+        )
+
+    def _make_shared_metrics(self) -> Iterable[Collector]:
+        """Yield the metrics that are the same in all workers."""
+        yield Reading(
+            Metric("antiphon_background_waiting", "Background responses in the store that no process works on."),
+            "gauge",
+            lambda: [] if self._waiting is None else [((), self._waiting)],
         )
         yield Reading(
             Metric("antiphon_build_info", "Always 1. The labels have the versions.", ("version", "python")),
@@ -178,19 +200,18 @@ class ServerMetrics:
         )
 
     def _make_upstream_metrics(self) -> Iterable[Collector]:
-        upstreams = {
-            name: backend.upstream
-            for name, backend in self._engine.backends.items()
-            if isinstance(backend, UpstreamBackend)
-        }
+        def list_upstreams() -> Iterable[tuple[str, UpstreamClient]]:
+            for name, backend in self._engine.backends.items():
+                if isinstance(backend, UpstreamBackend):
+                    yield name, backend.upstream
 
         def read_errors() -> Readings:
-            for name, upstream in upstreams.items():
+            for name, upstream in list_upstreams():
                 for kind, count in sorted(upstream.error_counts.items()):
                     yield (name, kind), count
 
         def read_states() -> Readings:
-            for name, upstream in upstreams.items():
+            for name, upstream in list_upstreams():
                 current = upstream.circuit_breaker.state
                 for state in _STATES:
                     yield (name, state), int(state == current)
@@ -208,7 +229,7 @@ class ServerMetrics:
         yield Reading(
             Metric("antiphon_breaker_paused_projects", "Projects paused by the circuit breaker.", ("backend",)),
             "gauge",
-            lambda: [((name,), upstream.circuit_breaker.paused_projects) for name, upstream in upstreams.items()],
+            lambda: [((name,), upstream.circuit_breaker.paused_projects) for name, upstream in list_upstreams()],
         )
 
 

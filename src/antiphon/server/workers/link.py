@@ -1,0 +1,114 @@
+"""The connection of a worker to its supervisor, and through it to the other workers."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from antiphon.config import Settings
+from antiphon.errors import AntiphonError
+from antiphon.server.workers.messages import (
+    Answer,
+    Answers,
+    Channel,
+    Question,
+    Reload,
+    Reloaded,
+    WorkerReady,
+    decode_for_worker,
+)
+
+logger = logging.getLogger(__name__)
+
+# Time for which a question waits for the answers of the other workers.
+_ANSWER_SECONDS = 5.0
+
+AnswerQuestion = Callable[[bytes], Awaitable[bytes]]
+
+
+class SupervisorLink:
+    """The connection of a worker to its supervisor, and through it to the other workers.
+
+    `answers` has the function that answers each kind of question. An announcement is a question without an answer.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._channel: Channel | None = None
+        self._waiting: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._last_id = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.answers: dict[str, AnswerQuestion] = {}
+        self.on_end: Callable[[], None] | None = None
+        self.apply_settings: Callable[[Settings], Awaitable[object]] | None = None
+
+    async def open(self, ready: WorkerReady) -> None:
+        """Report that this worker is ready, and handle messages from now on."""
+        self._channel = await Channel.open(self._connection)
+        self._channel.send(ready)
+        self._run(self._read(self._channel))
+
+    async def ask(self, kind: str, payload: bytes = b"") -> list[bytes]:
+        """Return the answers of the other workers, without the empty ones."""
+        if self._channel is None:
+            return []
+        self._last_id += 1
+        question_id = self._last_id
+        waiting: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[question_id] = waiting
+        self._channel.send(Question(kind, payload, question_id))
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await waiting
+        except TimeoutError:
+            return []
+        finally:
+            del self._waiting[question_id]
+
+    def announce(self, kind: str, payload: bytes = b"") -> None:
+        """Send an announcement to the other workers."""
+        if self._channel is not None:
+            self._channel.send(Question(kind, payload))
+
+    async def _read(self, channel: Channel) -> None:
+        while (frame := await channel.receive()) is not None:
+            message = decode_for_worker(frame)
+            if isinstance(message, Answers):
+                waiting = self._waiting.get(message.id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message.answers)
+            elif isinstance(message, Reload):
+                self._run(self._reload(channel, message.settings))
+            elif isinstance(message, Question):
+                self._run(self._answer(channel, message))
+        logger.error("the supervisor has ended")
+        if self.on_end is not None:
+            self.on_end()
+
+    async def _reload(self, channel: Channel, settings: Settings) -> None:
+        try:
+            if self.apply_settings is not None:
+                await self.apply_settings(settings)
+        except (AntiphonError, OSError) as error:
+            channel.send(Reloaded(" ".join(str(error).split())))
+        except Exception as error:
+            logger.exception("the settings were not reloaded")
+            channel.send(Reloaded(f"{type(error).__name__}: see the log of the server."))
+        else:
+            channel.send(Reloaded())
+
+    async def _answer(self, channel: Channel, question: Question) -> None:
+        payload = b""
+        try:
+            answer = self.answers.get(question.kind)
+            if answer is not None:
+                payload = await answer(question.payload)
+        except Exception:
+            logger.exception("a question of another worker failed")
+        if question.id is not None:
+            channel.send(Answer(question.id, payload))
+
+    def _run(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
