@@ -127,7 +127,14 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
 
 
 def normalize_items(items: Iterable[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
-    return [normalize_item(item, mint) for item in items]
+    new_id = mint.new_id
+    return [
+        # The common case, without a call for each message.
+        Message(item.role, item.content, item.id or new_id("msg"), item.status or "completed", item.phase)
+        if type(item) is Message and type(item.content) is list
+        else normalize_item(item, mint)
+        for item in items
+    ]
 
 
 def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:

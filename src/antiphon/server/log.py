@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from antiphon.server.http import HttpRequest
 
 access = logging.getLogger("antiphon.access")
+_package = logging.getLogger("antiphon")
 
 _MAX_LENGTH = 256
 _MAX_SHOWN_ID = 12
@@ -79,7 +80,7 @@ def log_http_request(http_request: "HttpRequest") -> None:
     )
     if http_request.warnings:
         line.warnings = [warning[:_MAX_LENGTH] for warning in http_request.warnings]
-    access.handle(_make_record(line))
+    _write(line)
 
 
 def log_line(line: AccessLine) -> None:
@@ -87,11 +88,27 @@ def log_line(line: AccessLine) -> None:
     if access.isEnabledFor(logging.INFO):
         line.path, line.model = line.path[:_MAX_LENGTH], line.model and line.model[:_MAX_LENGTH]
         line.warnings = [warning[:_MAX_LENGTH] for warning in line.warnings]
-        access.handle(_make_record(line))
+        _write(line)
 
 
 # The constant fields of a record. Making each record anew would look up threads, files and clocks every time.
 _RECORD_TEMPLATE = vars(logging.LogRecord(access.name, logging.INFO, __file__, 0, None, (), None))
+
+
+def _write(line: AccessLine) -> None:
+    """Write a line. If our handler is the only one, the way through `logging` is skipped: it costs as much again."""
+    record = _make_record(line)
+    handlers = logging.root.handlers
+    has_others = access.handlers or access.filters or _package.handlers or len(handlers) != 1
+    if has_others or not (access.propagate and _package.propagate):
+        access.handle(record)
+        return
+    handler = handlers[0]
+    if type(handler) is not LineHandler or handler.filters or handler.level > logging.INFO or handler.lock is None:
+        access.handle(record)
+        return
+    with handler.lock:
+        handler.emit(record)
 
 
 def _make_record(line: AccessLine) -> logging.LogRecord:
@@ -105,7 +122,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.stream.write(f"{self.format(record)}\n")
+            text = self.format(record) if self.formatter is None else self.formatter.format(record)
+            self.stream.write(f"{text}\n")
             self.stream.flush()
         except Exception:
             self.handleError(record)

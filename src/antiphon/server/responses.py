@@ -91,14 +91,15 @@ class ResponseHandlers:
             run = accepted or await self._engine.create(
                 request, project=http_request.project, key_id=http_request.key_id
             )
-            http_request.model = run.response.model
-            http_request.response_id = run.response.id
+            response = run.response
+            http_request.model = response.model
+            http_request.response_id = response.id
             http_request.warnings += run.warnings
-            if run.response.tools:
-                dialect = add_include(dialect, run.response, request.include)
+            if response.tools:
+                dialect = add_include(dialect, response, request.include)
             tail = b""
             if request.stream:
-                http_request.add_served_by(run.response.served_by)
+                http_request.add_served_by(response.served_by)
                 if isinstance(run, BackgroundRun):
                     await self._stream_pages(http_request, run.events(), dialect)
                 elif self._metrics is None:
@@ -111,13 +112,14 @@ class ResponseHandlers:
             else:
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
-        if run.response.error is not None:  # the log shows the error even if the status was sent before
-            http_request.error_code = run.response.error.code
+        response = run.response
+        if response.error is not None:  # the log shows the error even if the status was sent before
+            http_request.error_code = response.error.code
         # Outside of the watch: after the response ends, ASGI reports a disconnect.
         if request.stream:
             await http_request.finish(tail + DONE)
         else:
-            await _respond(http_request, dialect.adapt_response(run.response))
+            await _respond(http_request, dialect.adapt_response(response))
 
     async def _accept(self, http_request: HttpRequest, request: CreateRequest) -> Run | BackgroundRun:
         """Accept a background request. Its response runs within other limits than the HTTP request."""

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from antiphon.protocol import events
-from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
-from antiphon.protocol.items import Item, Message, OutputItem
+from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.stream import deltas
@@ -181,12 +180,12 @@ class Composer:
     def compose_silently(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Compose deltas whose events are not emitted. Of a plain answer, only the terminal event is made."""
         plain = find_plain_answer(batch)
-        has_begun = self._event_count or self.finished or self._unnamed_calls or self._phase is not None
+        has_begun = self._event_count or self.finished or self._unnamed_calls or self._phase
         if plain is None or has_begun or not self._limits.max_answer_items:
             return self.compose(batch)
         if plain.served is not None:
             self._set_served_by(plain.served)
-        item = Message("assistant", [OutputText(plain.text, [], [])], self._new_id(MessageDraft.prefix), "completed")
+        item = plain.make_message(self._new_id(MessageDraft.prefix))
         self._output, self._usage = [ClosedItem(item, ())], plain.usage
         self._numbers = itertools.count(next(self._numbers) + EVENT_COUNT)
         self._event_count = EVENT_COUNT + 1

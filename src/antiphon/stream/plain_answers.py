@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+from antiphon.protocol.content import OutputText
+from antiphon.protocol.items import Message
 from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Served, Text, TokenUsage
 
@@ -18,6 +20,10 @@ class PlainAnswer(NamedTuple):
     text: str
     usage: Usage
     served: Served | None
+
+    def make_message(self, item_id: str) -> Message:
+        """Return the output item of the answer."""
+        return Message("assistant", [OutputText(self.text, [], [])], item_id, "completed")
 
 
 def find_plain_answer(batch: Sequence[Delta]) -> PlainAnswer | None:

@@ -68,6 +68,17 @@ class Reader(Protocol):
         """
 
 
+class PlainAnswerReader:
+    """Base of a reader with a short path for whole answers that are text and nothing else."""
+
+    def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
+        """Return all deltas of such an answer, and finish. Return none for any other body, which `read` gets then.
+
+        The body is UTF-8, but may be an error, or no JSON.
+        """
+        raise NotImplementedError
+
+
 class DeltaStream:
     """Reads the body of a 2xx response: an event stream, or one JSON body from a server that does not stream.
 
@@ -237,9 +248,13 @@ class DeltaStream:
             raise error
         self._failure = error
 
-    def _read_json_body(self, body: bytes) -> list[Delta]:
+    def _read_json_body(self, body: bytes) -> Sequence[Delta]:
         body = self._repairer.repair(body.lstrip(_BYTE_ORDER_MARK))
         _check_value_count(body)
+        if isinstance(self._reader, PlainAnswerReader) and _is_utf8(body) and self._limits.max_answer_events:
+            answer = self._reader.read_plain_answer(body)
+            if answer:
+                return answer
         try:
             payload = _find_error_payload(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -252,6 +267,14 @@ class DeltaStream:
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
         title = cut_message(redact(parse_error_body(body).message, self._secrets))
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
+
+
+def _is_utf8(body: bytes) -> bool:
+    """Return True if all of a body is UTF-8. The JSON decoder does not check strings that it skips."""
+    try:
+        return body.isascii() or bool(body.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _check_value_count(data: bytes) -> None:

@@ -9,6 +9,7 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import AntiphonError
 from antiphon.protocol.response import Usage
+from antiphon.stream.deltas import Finish, Text, TokenUsage
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.fields import ServedModel
 
@@ -65,7 +66,7 @@ OTHER = [
 ]
 
 
-def read(body: bytes, *, is_whole: bool, quirks: Quirks, event: str | None = None) -> object:
+def read(body: bytes, *, is_whole: bool, quirks: Quirks) -> object:
     reader = ChatReader(
         quirks,
         estimate=lambda text: Usage(0, len(text), len(text), estimated=True),
@@ -74,7 +75,7 @@ def read(body: bytes, *, is_whole: bool, quirks: Quirks, event: str | None = Non
     )
     assert not reader.is_complete
     try:
-        deltas = [*reader.read(SseMessage(event, body))]
+        deltas = [*(reader.read_plain_answer(body) or reader.read(SseMessage(None, body)))]
         if not reader.finished:
             deltas += reader.end()
     except AntiphonError as error:
@@ -90,12 +91,21 @@ def test_whole_answer_gives_the_deltas_of_the_general_path(body: bytes, quirks: 
 
 
 @pytest.mark.parametrize("body", PLAIN)
-def test_plain_answer_is_finished_by_its_only_message(body: bytes) -> None:
+def test_plain_answer_is_read_in_one_step(body: bytes) -> None:
     reader = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), is_whole=True)
-    reader.read(SseMessage(None, body))
+    assert reader.read_plain_answer(body)
     assert reader.finished
 
 
-def test_named_error_event_is_no_plain_answer() -> None:
-    general = read(make_body(), is_whole=False, quirks=Quirks(), event="error")
-    assert read(make_body(), is_whole=True, quirks=Quirks(), event="error") == general
+@pytest.mark.parametrize("body", OTHER)
+def test_other_answers_are_left_to_the_general_path(body: bytes) -> None:
+    reader = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), is_whole=True)
+    assert not reader.read_plain_answer(body)
+    assert not reader.finished
+
+
+def test_stream_in_spite_of_a_whole_request_is_read() -> None:
+    reader = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), is_whole=True)
+    chunk = {"choices": [{"index": 0, "delta": {"content": "Hello."}, "finish_reason": "stop"}]}
+    assert [*reader.read(SseMessage(None, json.dumps(chunk).encode()))] == [Text("Hello.")]
+    assert [*reader.end()] == [TokenUsage(Usage(0, 0, 0)), Finish()]

@@ -153,14 +153,15 @@ class _MessageBuilder:
         self._quirks = quirks
         self._system: list[str] = []
         self._ids: dict[str, int] = {}  # the ids sent so far, each with the number of calls that had it
+        self._outputs: dict[int, int] | None = None  # the index of each call, with that of its output
+        self._output_indexes: set[int] = set()
 
-    @functools.cached_property
-    def _outputs(self) -> dict[int, int]:
-        return _match_outputs(self._items)
-
-    @functools.cached_property
-    def _output_indexes(self) -> set[int]:
-        return set(self._outputs.values())
+    def _find_outputs(self) -> dict[int, int]:
+        """Return the index of the output of each call, and set `_output_indexes`. They are found at the first use."""
+        if self._outputs is None:
+            self._outputs = _match_outputs(self._items)
+            self._output_indexes = set(self._outputs.values())
+        return self._outputs
 
     @functools.cached_property
     def _last_user_index(self) -> int:
@@ -170,11 +171,20 @@ class _MessageBuilder:
     def build(self, instructions: str | None) -> None:
         if instructions:
             self._add_system(instructions)
-        index = 0
-        while index < len(self._items):
-            item = self._items[index]
-            if type(item) is items.Message and item.role != "assistant":
-                self._add_message(index, item)
+        conversation, messages = self._items, self.messages
+        index, count = 0, len(conversation)
+        while index < count:
+            item = conversation[index]
+            if type(item) is items.Message:
+                parts = item.content
+                # The common case, without a call for each message: text in one part.
+                is_text = type(parts) is list and len(parts) == 1 and type(parts[0]) in _TEXTS
+                if is_text and (item.role == "user" or (item.role == "assistant" and self._is_alone(index))):
+                    messages.append({"role": item.role, "content": parts[0].text})  # type: ignore[union-attr]
+                elif item.role != "assistant":
+                    self._add_message(index, item)
+                else:
+                    index = self._add_model_items(index) - 1
                 index += 1
             elif _is_model_item(item):
                 index = self._add_model_items(index)
@@ -185,6 +195,10 @@ class _MessageBuilder:
             self.messages.insert(0, {"role": self._quirks.system_role, "content": "\n\n".join(self._system)})
         if self._quirks.alternate:
             self.messages = _alternate(self.messages)
+
+    def _is_alone(self, index: int) -> bool:
+        """Return True if no other item of the model follows this one."""
+        return index + 1 == len(self._items) or not _is_model_item(self._items[index + 1])
 
     # Input
 
@@ -205,7 +219,9 @@ class _MessageBuilder:
     def _add_other(self, index: int, item: "items.Item | Unknown") -> None:
         if not isinstance(item, items.FunctionCallOutput):
             self._add("user", codec.encode(item).decode())
-        elif index not in self._output_indexes:  # else it follows its call
+            return
+        self._find_outputs()
+        if index not in self._output_indexes:  # else it follows its call
             self._add_unmatched_output(item, f"input[{index}]")
 
     def _add_system(self, text: str) -> None:
@@ -231,13 +247,6 @@ class _MessageBuilder:
 
     def _add_model_items(self, start: int) -> int:
         """Add one assistant message for consecutive model items. Return the index after them."""
-        item, end = self._items[start], start + 1
-        if type(item) is items.Message and (end == len(self._items) or not _is_model_item(self._items[end])):
-            # The common case: a message alone, without reasoning and calls.
-            text = find_plain_text(item.content)
-            if text is not None:
-                self.messages.append({"role": "assistant", "content": text})
-                return end
         group = _ModelItems(self._items, start)
         message: ChatMessage = {"role": "assistant", "content": None}
         contents = [
@@ -281,7 +290,7 @@ class _MessageBuilder:
     def _add_outputs(self, calls: list[tuple[str, int, items.FunctionCall]]) -> None:
         attachments: list[tuple[str, list[ChatPart]]] = []
         for call_id, index, call in calls:
-            answer = self._outputs.get(index)
+            answer = self._find_outputs().get(index)
             output = self._get_output(answer)
             text = find_plain_text(output)
             if text is not None:

@@ -44,6 +44,7 @@ from antiphon.stream.deltas import (
 )
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
+from antiphon.upstream.delta_stream import PlainAnswerReader
 from antiphon.upstream.error_mapping import (
     decode_json_or_text,
     describe_value,
@@ -58,7 +59,7 @@ _DEFAULT_LIMITS = AnswerLimits()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class ChatReader:
+class ChatReader(PlainAnswerReader):
     """Reads one answer.
 
     `estimate` returns the usage for the answer's text if the server sends none. `secrets` must not appear in errors.
@@ -116,9 +117,6 @@ class ChatReader:
                 return (Text(text),)
         if self._expects_answer:
             self._expects_answer = False
-            answer = self._read_plain_answer(message)
-            if answer:
-                return answer
             self._prepare()
         had_text = self._has_text
         deltas = self._read(message)
@@ -126,15 +124,16 @@ class ChatReader:
             self._expects_text = self._text.is_plain_text
         return deltas
 
-    def _read_plain_answer(self, message: SseMessage) -> Sequence[Delta]:
-        """Return the deltas of a whole answer that is text and nothing else, or none."""
+    def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
+        if not self._expects_answer:
+            return ()
         try:
-            answer = decode_plain_answer(message.data)
+            answer = decode_plain_answer(body)
         except _UNREADABLE:
             return ()
         text = answer.choices[0].message.content
         visible = text.lstrip()
-        if message.event is not None or not visible or visible[0] == "<":  # it may be the tag of reasoning
+        if not visible or visible[0] == "<":  # it may be the tag of reasoning
             return ()
         self.finished = True
         usage = parse_usage(answer.usage) or self._estimate(text)

@@ -13,7 +13,7 @@ import msgspec
 from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.files.loader import FileServiceLoader
-from antiphon.engine.items import normalize_item
+from antiphon.engine.items import normalize_items
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.approvals import check_approvals
 from antiphon.engine.prepare.call_pairs import check_call_pairs
@@ -399,4 +399,4 @@ def read_input(request: CreateRequest, mint: Mint) -> Items:
         return []
     if isinstance(request.input, str):
         return [Message("user", [InputText(request.input)], mint.new_id("msg"), "completed")]
-    return [normalize_item(item, mint) for item in request.input]
+    return normalize_items(request.input, mint)
