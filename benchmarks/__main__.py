@@ -223,6 +223,7 @@ async def measure(
             tables += await measure_queues(effort, folder)
         if "hosted" in parts:
             tables.append(await hosted.measure(folder, rounds=effort.rounds))
+            tables.append(await hosted.measure_processes(folder, rounds=max(1, effort.rounds // 3)))
         if "code" in parts:
             if missing := code.find_missing():
                 notes.append(f"code: not measured, because {missing}")

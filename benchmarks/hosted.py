@@ -1,16 +1,23 @@
-"""CPU time of hosted calls in the loop, in this process: a tool that does nothing, and a model that always calls it.
+"""Cost of hosted calls in the loop: the CPU time of a tool that does nothing, and the time of calls to other processes.
 
-The figures are per hosted call: one model call, the call itself, and the events of its item.
+The model always calls the tool. The figures are per hosted call: one model call, the call itself, and the events of its
+item. An MCP server over loopback and the process of a program take much longer, so their figures are wall-clock times.
 """
 
 import json
+import subprocess
+import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from antiphon.backends.scripted.backend import create
+from antiphon.config import Settings
 from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
@@ -18,12 +25,22 @@ from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem
-from antiphon.tools.hosted.base import HostedCall, HostedContext, HostedFunction, HostedSession, HostedTool
-from antiphon.tools.hosted.registry import HostedTools
+from antiphon.tools.hosted.base import (
+    HostedCall,
+    HostedContext,
+    HostedFunction,
+    HostedSession,
+    HostedSetup,
+    HostedTool,
+)
+from antiphon.tools.hosted.registry import HostedTools, create_hosted_tools
+from antiphon.upstream.addresses import OutboundRules
 from benchmarks.report import Row, make_row
 
 CALLS = 50
+PROGRAMS = 5
 SECTION = "CPU of a hosted call, µs"
+TIME_SECTION = "time of a hosted call, ms"
 _CALL = [{"tool_call": {"name": "empty", "arguments": "{}"}}]
 
 
@@ -64,6 +81,49 @@ async def measure(folder: Path, *, rounds: int) -> list[Row]:
             mode = "background" if background else "foreground"
             samples[f"{mode}, {name}"] = {"antiphon": await _measure(store, background=background, rounds=rounds)}
     return [make_row(SECTION, name, found) for name, found in samples.items()]
+
+
+async def measure_processes(folder: Path, *, rounds: int) -> list[Row]:
+    """Return the rows of calls to other processes, as far as their packages are installed."""
+    samples: dict[str, list[float]] = {}
+    if find_spec("mcp") is not None:
+        with _run_mcp_server() as url:
+            entry = {"type": "mcp", "server_label": "empty", "server_url": url, "require_approval": "never"}
+            samples["MCP server over loopback, empty tool"] = await _time_calls(folder, entry, _CALL, CALLS, rounds)
+    if find_spec("py_mini_racer") is not None:
+        call = [{"tool_call": {"name": "programmatic_tool_calling", "arguments": {"code": ""}}}]
+        entry = {"type": "programmatic_tool_calling"}
+        samples["empty program"] = await _time_calls(folder, entry, call, PROGRAMS, rounds)
+    return [make_row(TIME_SECTION, name, {"antiphon": found}) for name, found in samples.items()]
+
+
+@contextmanager
+def _run_mcp_server() -> Iterator[str]:
+    command = [sys.executable, "-m", "benchmarks.mcp_server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+async def _time_calls(folder: Path, entry: dict[str, Any], call: Any, calls: int, rounds: int) -> list[float]:
+    rules = [{"user": "First", "answers": [call, "Done."]}, {"answers": [*([call] * calls), "Done."]}]
+    script = {"native_tools": ["function"], "rules": rules}
+    found: list[float] = []
+    for _ in range(rounds):
+        model = create("model", {"script": script}, Path())
+        tools = create_hosted_tools(HostedSetup(settings=Settings(data_dir=folder, store="memory:")))
+        policy = Policy(outbound=OutboundRules.parse(["127.0.0.1"]))
+        engine = Engine(backends={"model": model}, store=MemoryStore(), hosted_tools=tools, policy=policy)
+        await engine.start()
+        await _ask(engine, input="First.", tools=[entry])  # imports and the connection
+        began = time.perf_counter()
+        await _ask(engine, tools=[entry])
+        found.append((time.perf_counter() - began) / calls * 1e3)
+        await engine.close()
+    return found
 
 
 async def _measure(store: Store, *, background: bool, rounds: int) -> list[float]:

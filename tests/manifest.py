@@ -28,6 +28,7 @@ STATES: tuple[State, ...] = ("implemented", "accepted", "refused", "planned")
 # In the order of the page.
 FAMILIES = (
     "endpoints",
+    "hosted_endpoints",
     "parameters",
     "input_items",
     "output_items",
@@ -47,6 +48,7 @@ FAMILIES = (
     "provider",
     "complaints",
     "agent_complaints",
+    "pitfalls",
     "wire",
 )
 _LONGEST_LIST = 6

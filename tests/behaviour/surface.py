@@ -55,6 +55,18 @@ def _read_endpoints() -> set[str]:
     return {re.sub(r"\s+(\{base\})?", " ", cell) for cell in re.findall(r"^\| `([^`]+)`", _section("Endpoints"), re.M)}
 
 
+def _read_hosted_endpoints() -> set[str]:
+    text = (SHARED / "protocol" / "hosted.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)`", text, re.MULTILINE)
+    return {cell.replace("…", "/vector_stores/{vs}") for cell in cells}
+
+
+def _read_pitfalls() -> set[str]:
+    text = (SHARED / "protocol" / "hosted.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## 11. Pitfalls")
+    return set(re.findall(r"^(\d+)\. ", section, re.MULTILINE))
+
+
 def _read_parts() -> set[str]:
     rows = [line.split("|") for line in _section("Content parts").splitlines() if line.startswith("|")][2:]
     cells = " ".join(" ".join(row[2:4]) for row in rows)
@@ -104,6 +116,7 @@ def _read_themes() -> set[str]:
 
 LISTED: dict[str, Callable[[], set[str]]] = {
     "endpoints": _read_endpoints,
+    "hosted_endpoints": _read_hosted_endpoints,
     "parameters": lambda: _first_cells("`create` parameters") | OUR_PARAMETERS,
     "input_items": lambda: _first_cells("Input item types"),
     "output_items": lambda: _first_cells("Output item types"),
@@ -123,4 +136,5 @@ LISTED: dict[str, Callable[[], set[str]]] = {
     "provider": lambda: _read_lines("S4"),
     "complaints": _read_complaints,
     "agent_complaints": _read_themes,
+    "pitfalls": _read_pitfalls,
 }

@@ -140,6 +140,10 @@ ROWS = {
             "foreground, SQLite",
             "background, SQLite",
         ],
+        "time of a hosted call, ms": [
+            "MCP server over loopback, empty tool",
+            *(["empty program"] if find_spec("py_mini_racer") is not None else []),
+        ],
     },
     "embedded": {
         f"embedded model, {title} µs a token{thread}": [

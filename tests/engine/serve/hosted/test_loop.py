@@ -89,6 +89,14 @@ async def test_stream_has_one_lifecycle_over_all_rounds() -> None:
     assert ids == {encoded[2]["item"]["id"]} == {encoded[6]["item"]["id"]}
 
 
+async def test_stream_and_plain_response_have_the_same_items() -> None:
+    shown = []
+    for stream in (True, False):
+        async with run_engine(make_script([make_call("cats")], "Done."), RecordingTool()) as harness:
+            shown.append(show_items((await harness.answer(tools=[FILE_SEARCH], stream=stream)).output))
+    assert shown[0] == shown[1] == [make_search("cats"), make_text("Done.")]
+
+
 async def test_usage_sums_all_rounds() -> None:
     usage = {"input_tokens": 10, "output_tokens": 4, "total_tokens": 14}
     async with run_engine(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.respond.ids import Mint
 from antiphon.errors import ServerError
 from antiphon.stream.deltas import CloseItem, ItemPassthrough, OpenItem
 from antiphon.tools.hosted.code_interpreter.messages import CodeResult
@@ -99,3 +100,4 @@ def test_written_code_is_not_sent_again() -> None:
 
 def test_container_id_is_the_same_for_all_attempts() -> None:
     assert make_container_id("resp_0123", 1) == "cntr_012301"
+    assert len(make_container_id(Mint().response_id, 31)) <= 64
