@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from antiphon.agent.transports.base import Transport
     from antiphon.agent.transports.engine import LocalTransport
     from antiphon.agent.transports.http import HttpTransport
+    from antiphon.agent.transports.websocket import WebSocketTransport
     from antiphon.ledger import Ledger, RunSummary, RunTaken
     from antiphon.protocol.response import Usage
     from antiphon.runtime import Agent
@@ -157,6 +158,7 @@ __all__ = [
     "Usage",
     "UsageCost",
     "WebSearch",
+    "WebSocketTransport",
     "__version__",
     "apply_patch_tool",
     "computer_tool",
@@ -248,6 +250,7 @@ _MODULES = {
     "Usage": "antiphon.protocol.response",
     "UsageCost": "antiphon.tools.base",
     "WebSearch": "antiphon.tools.server_tools",
+    "WebSocketTransport": "antiphon.agent.transports.websocket",
     "apply_patch_tool": "antiphon.tools.native",
     "computer_tool": "antiphon.tools.native",
     "delete_run": "antiphon.agent.run_records",
