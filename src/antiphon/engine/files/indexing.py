@@ -157,7 +157,9 @@ class Indexer:
                 rows = await self._embed(batch)
                 used += sum(len(row.text.encode()) + len(row.vectors) for row in rows)
                 self.check_quota(used)
-                await database.append_chunks(self._owner, job.position, rows, lease=self._lease)
+                await database.append_chunks(
+                    self._owner, job.position, rows, lease=self._lease, dimensions=self._embedder.dimensions
+                )
         finally:
             await chunks.aclose()
 

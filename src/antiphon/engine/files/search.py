@@ -13,7 +13,7 @@ from antiphon.protocol.filters import Filter
 from antiphon.protocol.vector_stores import Attributes
 from antiphon.retrieval.ranking import Ranked, SearchWeights, VectorBlock, merge, normalize_ranks, split_words
 from antiphon.store.files.database import FileDatabase
-from antiphon.store.files.rows import SearchEntry, StoreRow
+from antiphon.store.files.rows import SearchEntry, StoreRow, VectorQuery
 
 _PAGE_CHUNKS = 1000
 _MAX_MATCHES = 2000
@@ -45,13 +45,17 @@ class FoundChunk(NamedTuple):
 
 
 class _CachedStore(NamedTuple):
-    """The content of a vector store at a revision. `blocks` are by entry, `whole` has all of them."""
+    """The content of a vector store at a revision. `blocks` are by entry, `whole` has all of them.
+
+    `is_too_large`: the vectors do not fit the cache.
+    """
 
     revision: int
     entries: dict[int, SearchEntry]
     blocks: dict[int, VectorBlock]
     whole: VectorBlock | None
     size: int
+    is_too_large: bool = False
 
 
 class Searcher:
@@ -112,6 +116,9 @@ class Searcher:
             chunks = await database.estimate_chunks(store.scope)
             scores = normalize_ranks(matches, words=len(words), chunks=chunks)
 
+        if vector is None:
+            return await self._rank_words(database, project, store, scores, query)
+
         def rank(block: VectorBlock) -> list[Ranked]:
             return block.rank(
                 vector, scores, query.weights, limit=query.limit, threshold=query.threshold, allowed=allowed
@@ -120,7 +127,25 @@ class Searcher:
         cached = await self._load_vectors(database, project, store)
         if cached is not None:
             return [] if cached.whole is None else await run_in_thread(rank, cached.whole)
+        entries = (await self._load_entries(database, project, store)).entries if allowed is None else allowed
+        vectors = VectorQuery(vector.tolist(), scores, list(entries), *query.weights, query.threshold, query.limit)
+        ranked = await database.rank_vectors(store.scope, vectors)
+        if ranked is not None:
+            return [Ranked(*each) for each in ranked]
         return await self._rank_from_disk(database, project, store, rank, query.limit)
+
+    async def _rank_words(
+        self, database: FileDatabase, project: str, store: StoreRow, scores: dict[int, float], query: SearchQuery
+    ) -> list[Ranked]:
+        """Rank the chunks with words of the query, without their vectors."""
+        entries = (await self._load_entries(database, project, store)).entries
+        found = await database.load_chunk_entries(list(scores))
+        ranked = [
+            Ranked(score, chunk_id, found[chunk_id])
+            for chunk_id, score in scores.items()
+            if score > 0 and score >= query.threshold and found.get(chunk_id) in entries
+        ]
+        return merge([ranked], query.limit)
 
     async def _rank_from_disk(
         self, database: FileDatabase, project: str, store: StoreRow, rank: Any, limit: int
@@ -166,6 +191,8 @@ class Searcher:
         missing = [position for position in cached.entries if position not in cached.blocks]
         if cached.whole is not None and not missing:
             return cached
+        if cached.is_too_large:
+            return None
         blocks, size = dict(cached.blocks), cached.size
         for position in missing:
             parts: list[VectorBlock] = []
@@ -174,6 +201,7 @@ class Searcher:
                 size += block.size
                 # The joined matrix is a copy, but then the parts are only views of it.
                 if size > self._cache_bytes:
+                    self._cache[project, store.id] = cached._replace(is_too_large=True)
                     return None
             if parts:
                 blocks[position] = await run_in_thread(VectorBlock.join, parts) if len(parts) > 1 else parts[0]

@@ -4,7 +4,16 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
-from antiphon.store.files.rows import ChunkRow, IndexingJob, IndexingLost, SearchEntry, TextMatch, VectorRow
+from antiphon.store.files.rows import (
+    ChunkRow,
+    IndexingJob,
+    IndexingLost,
+    ScoredChunk,
+    SearchEntry,
+    TextMatch,
+    VectorQuery,
+    VectorRow,
+)
 from antiphon.store.sql_steps import Batch, Clock, Lock, SqliteStep, SqlStep, StepDatabase, Steps
 from antiphon.store.sqlite.leases import LiveProcesses
 
@@ -68,6 +77,7 @@ ORDER BY entries.position
 VECTORS = "SELECT id, vectors FROM chunks WHERE entry = ? AND id > ? ORDER BY id LIMIT ?"
 PROJECT_USAGE = "SELECT CAST(coalesce(sum(usage_bytes), 0) AS bigint) FROM entries WHERE project = ?"
 TEXTS = "SELECT id, text FROM chunks WHERE id IN NUMBERS(?)"
+CHUNK_ENTRIES = "SELECT id, entry FROM chunks WHERE id IN NUMBERS(?)"
 ENTRY_TEXTS = "SELECT starts_at, text FROM chunks WHERE entry = ? ORDER BY id"
 
 
@@ -100,9 +110,20 @@ class ChunkTable(StepDatabase):
         ((used,),) = await self._fetch(PROJECT_USAGE, (project,))
         return int(used)
 
-    async def append_chunks(self, owner: str, position: int, chunks: Sequence[ChunkRow], *, lease: float) -> None:
-        """Save chunks of an entry and renew its lease. Raises IndexingLost if the owner does not have it."""
-        await self._write(_append, owner, position, chunks, lease, self._insert_chunks)
+    async def append_chunks(
+        self,
+        owner: str,
+        position: int,
+        chunks: Sequence[ChunkRow],
+        *,
+        lease: float,
+        dimensions: int | None = None,
+    ) -> None:
+        """Save chunks of an entry and renew its lease. Raises IndexingLost if the owner does not have it.
+
+        `dimensions` is the length of a vector. Without it, each chunk has one vector.
+        """
+        await self._write(_append, owner, position, chunks, lease, dimensions, self._insert_chunks)
 
     async def finish_indexing(
         self, owner: str, position: int, status: str, *, error: tuple[str, str] | None = None
@@ -141,6 +162,10 @@ class ChunkTable(StepDatabase):
     async def load_chunk_texts(self, chunk_ids: Sequence[int]) -> dict[int, str]:
         return dict(await self._fetch(TEXTS, (list(chunk_ids),)))
 
+    async def load_chunk_entries(self, chunk_ids: Sequence[int]) -> dict[int, int]:
+        """Return the entries of chunks, by the ids of the chunks."""
+        return dict(await self._fetch(CHUNK_ENTRIES, (list(chunk_ids),)))
+
     async def load_entry_texts(self, entry: int) -> list[str]:
         """Return the text of an entry in parts that do not overlap."""
         rows = await self._fetch(ENTRY_TEXTS, (entry,))
@@ -159,7 +184,13 @@ class ChunkTable(StepDatabase):
         """Return the processes of this machine, if only they use the database."""
         return None
 
-    def _insert_chunks(self, position: int, scope: str, chunks: Sequence[ChunkRow]) -> Steps[None]:
+    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[ScoredChunk] | None:
+        """Return the best chunks, compared in the database, or None if it cannot compare these vectors."""
+        return None
+
+    def _insert_chunks(
+        self, position: int, scope: str, chunks: Sequence[ChunkRow], dimensions: int | None
+    ) -> Steps[None]:
         rows = [(position, chunk.starts_at, scope, chunk.text, chunk.vectors) for chunk in chunks]
         yield Batch(INSERT_CHUNK, rows)
 
@@ -212,14 +243,15 @@ def _append(
     position: int,
     chunks: Sequence[ChunkRow],
     lease: float,
-    insert: Callable[[int, str, Sequence[ChunkRow]], Steps[None]],
+    dimensions: int | None,
+    insert: Callable[[int, str, Sequence[ChunkRow], int | None], Steps[None]],
 ) -> Steps[None]:
     if not (yield from _renew(owner, position, lease)):
         raise IndexingLost("The file is not indexed by this process any more.")
     stores = yield SqlStep(SCOPE, (position,))
     if not stores:
         raise IndexingLost("The vector store was deleted.")
-    yield from insert(position, make_scope(stores[0][0]), chunks)
+    yield from insert(position, make_scope(stores[0][0]), chunks, dimensions)
 
 
 def make_scope(store_position: int) -> str:

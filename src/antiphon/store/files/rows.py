@@ -1,5 +1,6 @@
 """The rows of files, uploads and vector stores."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from antiphon.errors import AntiphonError
@@ -143,3 +144,21 @@ class TextMatch(NamedTuple):
 
     chunk_id: int
     rank: float
+
+
+class VectorQuery(NamedTuple):
+    """A search for the chunks of some entries. `text_scores` are the scores of matching words, by chunk."""
+
+    vector: Sequence[float]
+    text_scores: Mapping[int, float]
+    entries: Sequence[int]
+    embedding_weight: float
+    text_weight: float
+    threshold: float
+    limit: int
+
+
+class ScoredChunk(NamedTuple):
+    score: float
+    chunk_id: int
+    entry: int

@@ -4,10 +4,11 @@ from collections.abc import Collection, Sequence
 
 from antiphon.store.files.chunks import USAGE
 from antiphon.store.files.database import FileDatabase
-from antiphon.store.files.rows import ChunkRow, TextMatch
+from antiphon.store.files.rows import ChunkRow, ScoredChunk, TextMatch, VectorQuery
 from antiphon.store.postgres.contents import PostgresContents
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.steps import PostgresSteps
+from antiphon.store.postgres.vectors import COUNT_MISSING, VectorTable, make_parameters, open_vector_table
 from antiphon.store.postgres.words import INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
 from antiphon.store.sql_steps import Batch, SqlStep, Steps
 
@@ -20,6 +21,17 @@ COUNT_CHUNKS = "SELECT count(*) FROM chunk_words WHERE words @@ $1::tsquery"
 
 class PostgresFileDatabase(PostgresSteps, FileDatabase):
     _usage_statement = USAGE.format("octet_length(text)")
+    _vector_table: VectorTable | None = None
+
+    async def open(self) -> None:
+        await super().open()
+        async with self._reader.use() as connection:
+            self._vector_table = await open_vector_table(connection)
+
+    @property
+    def has_vector_table(self) -> bool:
+        """True if the database can compare vectors."""
+        return self._vector_table is not None
 
     async def find_unknown_contents(self, content_ids: Sequence[str]) -> list[str]:
         """Return the ids that no file, part of an upload or file of a container has."""
@@ -46,19 +58,35 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         ((count,),) = await self._reader.submit(COUNT_CHUNKS, (_quote(scope),))
         return int(count)
 
-    def _insert_chunks(self, position: int, scope: str, chunks: Sequence[ChunkRow]) -> Steps[None]:
+    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[ScoredChunk] | None:
+        table = self._vector_table
+        if table is None:
+            return None
+        # Files that were indexed before the extension was installed have no rows.
+        ((missing,),) = await self._fetch(COUNT_MISSING, (list(query.entries),))
+        if missing:
+            return None
+        rows = await self._reader.submit(table.rank, make_parameters(scope, query))
+        return [ScoredChunk(*row) for row in rows]
+
+    def _insert_chunks(
+        self, position: int, scope: str, chunks: Sequence[ChunkRow], dimensions: int | None
+    ) -> Steps[None]:
         ids = [number for (number,) in (yield SqlStep(NEW_IDS, (len(chunks),)))]
-        rows = [
+        inserted = [
             (number, position, chunk.starts_at, scope, chunk.text, chunk.vectors)
             for number, chunk in zip(ids, chunks, strict=True)
         ]
-        yield Batch(INSERT_CHUNK, rows)
+        yield Batch(INSERT_CHUNK, inserted)
         texts = [split_text(chunk.text) for chunk in chunks]
         words = [
             (number, position, len(text) + 1, " ".join(text), make_scope_word(scope))
             for number, text in zip(ids, texts, strict=True)
         ]
         yield Batch(INSERT_WORDS, words)
+        if self._vector_table is not None:
+            rows = self._vector_table.list_rows(ids, position, scope, chunks, dimensions)
+            yield Batch(self._vector_table.insert, rows)
 
 
 def _quote(scope: str) -> str:

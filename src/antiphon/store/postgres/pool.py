@@ -48,7 +48,7 @@ class PostgresPool:
             raise described from described.__cause__
 
     async def _fetch(self, statement: str, parameters: Sequence[object]) -> "list[Record]":
-        async with self._use() as connection:
+        async with self.use() as connection:
             rows: list[Record]
             if not self._connector.is_pooled:
                 rows = await connection.fetch(statement, *parameters)
@@ -61,7 +61,7 @@ class PostgresPool:
     async def transact(self) -> "AsyncIterator[Connection[Any]]":
         """Run the body in a transaction of its own."""
         try:
-            async with self._use() as connection, connection.transaction():
+            async with self.use() as connection, connection.transaction():
                 yield connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             described = self._health.report_error(error)
@@ -73,7 +73,8 @@ class PostgresPool:
         await asyncio.gather(*(close(connection) for connection in idle))
 
     @asynccontextmanager
-    async def _use(self) -> "AsyncIterator[Connection[Any]]":
+    async def use(self) -> "AsyncIterator[Connection[Any]]":
+        """Yield a connection. Errors are those of asyncpg."""
         if self._closing:
             raise Unavailable("The store is not open.")
         async with self._slots:
