@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.engine.respond.ids import Mint
-from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
+from antiphon.server.log import AccessLine, JsonFormatter, LineHandler, TextFormatter, access, log_line
 from support.live_server import TIMEOUT
 
 LINE = AccessLine(
@@ -173,3 +174,36 @@ def test_settings_decide_what_is_logged(level: str, messages: list[str], tmp_pat
 def test_settings_in_a_log_line_show_no_secret() -> None:
     settings = Settings(data_dir=Path(), store="postgresql://ada:hunter2@db/x")
     assert "hunter2" not in TextFormatter().format(make_record(settings))
+
+
+class CollectingHandler(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[object] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.msg)
+
+
+def test_access_lines_reach_every_handler_and_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, other = io.StringIO(), CollectingHandler()
+    handler = LineHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    monkeypatch.setattr(access, "_cache", {})
+    monkeypatch.setattr(access, "level", logging.INFO)
+    log_line(LINE)
+    with monkeypatch.context() as patch:
+        patch.setattr(access, "handlers", [other])
+        log_line(LINE)
+        patch.setattr(access, "propagate", False)
+        log_line(LINE)
+    for target in (access, handler):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "filters", [lambda record: False])
+            log_line(LINE)
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "level", logging.WARNING)
+        log_line(LINE)
+    assert [json.loads(line)["path"] for line in stream.getvalue().splitlines()] == [LINE.path, LINE.path]
+    assert other.lines == [LINE, LINE]

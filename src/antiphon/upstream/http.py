@@ -62,7 +62,7 @@ class HttpSession:
         self._proxy: Proxy | None = None
         self._pool: ConnectionPool | None = None
         self._is_open = False
-        self._heads: dict[tuple[str, str, bool], bytes] = {}
+        self._heads: dict[tuple[object, ...], bytes] = {}
 
     def open(self) -> None:
         self._is_open = True
@@ -119,17 +119,16 @@ class HttpSession:
         return self._pool
 
     def _encode_head(self, method: str, path: str, headers: Mapping[str, str] | None, *, has_body: bool) -> bytes:
-        """Encode a request up to the length of its body. The result is cached if the headers are those of all."""
-        key = (method, path, has_body)
-        head = self._heads.get(key) if not headers else None
+        """Encode a request up to the length of its body. The result is cached: most requests have the same headers."""
+        key = (method, path, has_body, *headers.items()) if headers else (method, path, has_body)
+        head = self._heads.get(key)
         if head is None:
             head = encode_head(method, self._make_target(path), self._make_headers(headers, has_body=has_body).items())
             if not has_body:
                 head += b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
-            if not headers:
-                if len(self._heads) >= _MAX_CACHED_HEADS:
-                    self._heads.clear()
-                self._heads[key] = head
+            if len(self._heads) >= _MAX_CACHED_HEADS:
+                self._heads.clear()
+            self._heads[key] = head
         return head
 
     def _make_target(self, path: str) -> str:

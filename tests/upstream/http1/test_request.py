@@ -172,3 +172,19 @@ async def test_cached_heads_are_bounded() -> None:
             (await session.send("GET", f"/models/{number}")).close()
         assert len(session._heads) <= 64
         assert server.connections == 1
+
+
+async def test_each_request_has_its_own_headers() -> None:
+    heads: list[bytes] = []
+
+    async def handle(peer: Peer) -> None:
+        while True:
+            heads.append(await peer.read_head())
+            await peer.send(OK)
+
+    given: list[dict[str, str] | None] = [{"X-Turn": "1"}, {"X-Turn": "2"}, None, {"X-Turn": "1"}, {"X-Lane": "1"}]
+    async with serve_raw(handle) as server, open_session(server.url) as session:
+        for headers in given:
+            (await session.send("GET", "/models", None, headers)).close()
+    shown = [{line for line in head.split(b"\r\n") if line.startswith(b"X-")} for head in heads]
+    assert shown == [{b"X-Turn: 1"}, {b"X-Turn: 2"}, set(), {b"X-Turn: 1"}, {b"X-Lane: 1"}]
