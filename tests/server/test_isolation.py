@@ -71,7 +71,8 @@ def test_table_of_scopes_has_exactly_the_routes_that_need_a_key(routes: list[tup
     assert set(ROUTE_SCOPES) == {f"{method} {path}" for method, path in routes}
     for route, scope in ROUTE_SCOPES.items():
         is_read = route.startswith("GET") and route != "GET /v1/responses"
-        assert scope == (ADMIN if route == "GET /metrics" else READ if is_read else INFERENCE), route
+        is_admin = route == "GET /metrics" or " /v1/organization/" in route
+        assert scope == (ADMIN if is_admin else READ if is_read else INFERENCE), route
 
 
 def test_route_refuses_exactly_the_scopes_below_its_own(server: LiveServer, routes: list[tuple[str, str]]) -> None:
@@ -125,13 +126,16 @@ def ids(server: LiveServer) -> Ids:
         "vector_store_id": store["id"],
         "batch_id": batch["id"],
         "container_id": container["id"],
+        "project_id": "ada",
+        "api_key_id": create(server, "/v1/organization/projects/ada/api_keys", {})["id"],
         "model": "scripted",
     }
 
 
 def make_unknown(ids: Mapping[str, str]) -> Ids:
     """Return ids of the same form that no project has."""
-    return {name: known if name == "model" else known[:-6] + "000000" for name, known in ids.items()}
+    unknown = {name: known if name == "model" else known[:-6] + "000000" for name, known in ids.items()}
+    return unknown | {"project_id": "eve"}
 
 
 def make_bodies(ids: Mapping[str, str]) -> dict[str, Any]:
@@ -147,6 +151,8 @@ def make_bodies(ids: Mapping[str, str]) -> dict[str, Any]:
         "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": {"attributes": {"a": "b"}},
         "POST /v1/vector_stores/{vector_store_id}/file_batches": {"file_ids": [ids["file_id"]]},
         "POST /v1/containers/{container_id}/files": {"file_id": ids["file_id"]},
+        "POST /v1/organization/projects/{project_id}": {"name": "mine"},
+        "POST /v1/organization/projects/{project_id}/api_keys": {"name": "mine"},
     }
 
 
@@ -197,6 +203,7 @@ def test_foreign_part_of_an_own_object_answers_like_an_unknown_one(server: LiveS
         "conversation_id": create(server, "/v1/conversations", {}, BOB)["id"],
         "vector_store_id": create(server, "/v1/vector_stores", {"name": "own"}, BOB)["id"],
         "container_id": create(server, "/v1/containers", {"name": "own"}, BOB)["id"],
+        "project_id": "bob",
     }
     unknown = make_unknown(ids)
     for route in (
@@ -210,6 +217,8 @@ def test_foreign_part_of_an_own_object_answers_like_an_unknown_one(server: LiveS
         "GET /v1/vector_stores/{vector_store_id}/file_batches/{batch_id}",
         "POST /v1/containers/{container_id}/files",
         "GET /v1/containers/{container_id}/files/{file_id}/content",
+        "GET /v1/organization/projects/{project_id}/api_keys/{api_key_id}",
+        "DELETE /v1/organization/projects/{project_id}/api_keys/{api_key_id}",
         "GET /v1/files?after={file_id}",
         "GET /v1/vector_stores?after={vector_store_id}",
         "GET /v1/containers?after={container_id}",

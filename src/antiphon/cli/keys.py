@@ -1,7 +1,6 @@
 """`antiphon keys`: create, list, revoke and rotate the API keys in the store."""
 
 import asyncio
-import secrets
 import time
 from argparse import Namespace
 from datetime import UTC, datetime
@@ -11,11 +10,10 @@ import msgspec
 
 from antiphon.cli.settings import load_settings
 from antiphon.errors import ConfigError
-from antiphon.store.keys import KEY_PREFIX, KeyStore, StoredKey, compute_digest
+from antiphon.store.base import Store
+from antiphon.store.keys import KeyStore, StoredKey, compute_digest, generate_key, generate_secret
 from antiphon.store.location import locate_store
 
-_KEY_BYTES = 32
-_ID_BYTES = 12
 _COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
 
 
@@ -37,18 +35,13 @@ async def _execute(url: str, arguments: Namespace) -> None:
         await store.close()
 
 
-async def _create(store: KeyStore, arguments: Namespace) -> None:
-    secret = _make_secret()
+async def _create(store: Store, arguments: Namespace) -> None:
+    if any(each.id == arguments.project and each.archived_at is not None for each in await store.list_projects()):
+        raise ConfigError(f"The project {arguments.project!r} is archived.")
     now = int(time.time())
-    key = StoredKey(
-        id=f"key_{secrets.token_hex(_ID_BYTES)}",
-        digest=compute_digest(secret.encode()),
-        project=arguments.project,
-        name=arguments.name or "",
-        scopes=tuple(sorted(set(arguments.scope or ("inference",)))),
-        created_at=now,
-        expires_at=None if arguments.expires is None else now + arguments.expires,
-    )
+    expires_at = None if arguments.expires is None else now + arguments.expires
+    scopes = arguments.scope or ("inference",)
+    key, secret = generate_key(arguments.project, arguments.name or "", scopes, created_at=now, expires_at=expires_at)
     await store.save_key(key)
     _print_secret(key, secret, arguments)
 
@@ -76,7 +69,7 @@ async def _rotate(store: KeyStore, arguments: Namespace) -> None:
     expires_at = key.expires_at if arguments.expires is None else now + arguments.expires
     if expires_at is not None and expires_at <= now:
         raise ConfigError(f"The key {key.id} has expired. Give it a new time with --expires.")
-    secret = _make_secret()
+    secret = generate_secret()
     digest = compute_digest(secret.encode())
     if not await store.rotate_key(key.id, digest, expires_at):
         raise ConfigError(f"The key {key.id} is revoked. Create a new one.")
@@ -88,10 +81,6 @@ async def _find(store: KeyStore, key_id: str) -> StoredKey:
         if key.id == key_id:
             return key
     raise ConfigError(f"There is no key {key_id!r}. 'antiphon keys list' shows the ids.")
-
-
-def _make_secret() -> str:
-    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def _print_secret(key: StoredKey, secret: str, arguments: Namespace) -> None:

@@ -16,6 +16,7 @@ INTERRUPTED = 130
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MAX_DURATION = 36500 * 86400
 _MAX_LABEL_LENGTH = 256
+_MAX_USAGE_DAYS = 400
 
 
 class Version(argparse.Action):
@@ -51,6 +52,7 @@ def build_parser(name: str | None = None) -> argparse.ArgumentParser:
         "runs": _add_runs,
         "rotate": _add_rotate,
         "keys": _add_keys,
+        "usage": _add_usage,
         "db": _add_db,
         "config": _add_config,
         "vacuum": _add_vacuum,
@@ -174,6 +176,28 @@ def _add_keys(commands: Commands) -> None:
         part.add_argument("--json", action="store_true", help="print JSON")
     for part in (create, listed, revoke, rotate):
         part.add_argument("--store", metavar="URL", help="URL of the store (default: the store of the settings)")
+
+
+def _add_usage(commands: Commands) -> None:
+    command = _add_command(commands, "usage", "show the requests, tokens and costs in the store")
+    command.add_argument("--store", metavar="URL", help="URL of the store (default: the store of the settings)")
+    command.add_argument(
+        "--days",
+        type=_parse_usage_days,
+        default=7,
+        metavar="N",
+        help="number of days, with today (default: 7; at most 400)",
+    )
+    command.add_argument(
+        "--by", choices=("project", "key", "model"), default="project", help="rows of the table (default: project)"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _parse_usage_days(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= _MAX_USAGE_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MAX_USAGE_DAYS}")
+    return int(text)
 
 
 def _parse_label(text: str) -> str:

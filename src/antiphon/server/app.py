@@ -36,6 +36,7 @@ class App:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
+        self._settings = settings
         self.authenticator = Authenticator(
             settings.api_keys, store=engine.key_store, host=settings.host, allowed_hosts=settings.allowed_hosts
         )
@@ -52,7 +53,13 @@ class App:
         self._telemetry = make_telemetry(engine)
         spans = None if self._telemetry is None else self._telemetry.spans
         self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
-        self._router = make_router(engine, settings, self.metrics, requires_key=lambda: self.authenticator.requires_key)
+        self._router = make_router(
+            engine,
+            settings,
+            self.metrics,
+            requires_key=lambda: self.authenticator.requires_key,
+            get_settings=lambda: self._settings,
+        )
         self._websockets = WebSocketHandler(
             engine, settings, self.authenticator, spans, get_limiter=lambda: self._limiter
         )
@@ -72,6 +79,7 @@ class App:
 
     def apply_settings(self, settings: Settings) -> None:
         """Use new settings for the next requests. The engine has its own part (`engine.assembly.reconfigure`)."""
+        self._settings = settings
         self.authenticator.set_keys(settings.api_keys, allowed_hosts=settings.allowed_hosts)
         if self._limiter is not None:
             self._limiter.configure(settings)

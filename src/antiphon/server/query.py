@@ -13,7 +13,7 @@ from antiphon.server.http import HttpRequest
 
 Q = TypeVar("Q", bound=Struct)
 
-_LISTS = frozenset({"include"})
+_LISTS = frozenset({"include", "group_by", "project_ids", "api_key_ids", "models"})
 
 
 class NoQuery(Struct):

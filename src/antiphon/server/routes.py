@@ -28,6 +28,7 @@ from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.http import HttpRequest
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.models import ModelHandlers, ModelList, ModelObject
+from antiphon.server.organization_routes import add_organization_routes
 from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
 from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
@@ -44,8 +45,12 @@ def make_router(
     metrics: "ServerMetrics | None" = None,
     *,
     requires_key: Callable[[], bool] | None = None,
+    get_settings: Callable[[], Settings] | None = None,
 ) -> Router:
-    """Return the router of a server. `requires_key` returns True if the server requires a key now."""
+    """Return the router of a server. `requires_key` returns True if the server requires a key now.
+
+    `get_settings` returns the settings after a reload.
+    """
     router = Router(note=" This server keeps no state between requests." if settings.stateless else "")
     keepalive = Keepalive(settings.keepalive_seconds)
     responses = ResponseHandlers(
@@ -68,6 +73,7 @@ def make_router(
         add_file_routes(router, engine, settings)
         if engine.containers is not None:
             add_container_routes(router, engine.containers, settings)
+        add_organization_routes(router, engine, get_settings or (lambda: settings))
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
     if metrics is not None:

@@ -1,9 +1,14 @@
 """API keys as a store has them. The keys themselves are not stored, only their SHA-256."""
 
 import hashlib
+import secrets
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 KEY_PREFIX = "sk-antiphon-"
+
+_SECRET_BYTES = 32
+_ID_BYTES = 12
 
 
 def compute_digest(key: bytes) -> bytes:
@@ -23,6 +28,28 @@ class StoredKey(NamedTuple):
     expires_at: int | None = None
     revoked_at: int | None = None
     last_used_at: int | None = None
+
+
+def generate_secret() -> str:
+    """Return the text of a new key."""
+    return KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def generate_key(
+    project: str, name: str, scopes: Iterable[str], *, created_at: int, expires_at: int | None = None
+) -> tuple[StoredKey, str]:
+    """Return a new key and its text, which is not stored."""
+    secret = generate_secret()
+    key = StoredKey(
+        id=f"key_{secrets.token_hex(_ID_BYTES)}",
+        digest=compute_digest(secret.encode()),
+        project=project,
+        name=name,
+        scopes=tuple(sorted(set(scopes))),
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+    return key, secret
 
 
 class KeyStore(Protocol):
