@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -163,6 +164,12 @@ def test_large_response_is_paged_continued_and_referenced(server: Victim) -> Non
     assert last["data"][0]["content"][0]["text"].startswith("4999 ")
     assert find_error(server.ask("GET", f"{path}?after=msg_other")) == (400, "after", "invalid_value")
 
+    server.reset_peak()
+    before = server.rss_mb()
+    with ThreadPoolExecutor(30) as clients:
+        pages = list(clients.map(lambda _: server.ask("GET", f"{path}?limit=1"), range(30)))
+    assert {page.status for page in pages} == {200}
+    assert server.peak_mb() < before + 150
     assert respond(server, "More.", previous_response_id=stored["id"]).status == 200
     token = stored["id"].removeprefix("resp_")
     references = [{"type": "item_reference", "id": f"msg_{token}{number:04x}"} for number in range(2000)]

@@ -17,6 +17,7 @@ from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import ItemRows, Link, Order, StoredResponse, parse_response_id
+from antiphon.store.item_offsets import report_unknown_item
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +158,17 @@ def unpack_page(response_id: str, items: bytes, *, after: str | None, limit: int
     except DAMAGE as error:
         raise report_damage(subject, error) from None
     if after is not None and start == 0:
-        raise InvalidRequest(f"No item with id '{after}' in this list.", param="after", code="invalid_value")
+        raise report_unknown_item(after)
     page = b"[%b]" % b",".join(elements[start : start + limit])
     return ItemRows(items=_decode_array(subject, page, decode_items_lossless), has_more=start + limit < len(elements))
+
+
+def unpack_slice(response_id: str, items: bytes, *, order: Order) -> list[Item | Unknown]:
+    """Return the items of a page that was cut out of an encoded array."""
+    decoded = _decode_array(f"response {response_id}", b"[%b]" % items, decode_items_lossless)
+    if order == "desc":
+        decoded.reverse()
+    return decoded
 
 
 def _find_id(elements: Sequence[msgspec.Raw], item_id: str) -> int:

@@ -4,7 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread, run_sized
 from antiphon.protocol.items import Item
@@ -12,6 +12,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Link, Order, StoredResponse
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.item_offsets import ItemOffsets, OffsetCache, build_offsets
 from antiphon.store.record import (
     Chain,
     LinkRecord,
@@ -31,8 +32,11 @@ from antiphon.store.record import (
     unpack_output,
     unpack_page,
     unpack_response,
+    unpack_slice,
     walk_chain,
 )
+
+T = TypeVar("T")
 
 # Number of references that are searched at once, so that other readers wait only briefly.
 ITEMS_STEP = 200
@@ -47,14 +51,18 @@ class ResponseStatements(NamedTuple):
     """The queries of `SqlResponses`. The parameters of each begin with the project and an id, and then the time.
 
     `chain` has as further parameters the maximum number of rows, the id of the response whose body is read, and the
-    project. Its rows have the fields of a `LinkRecord` and the revision of the project.
+    project. Its rows have the fields of a `LinkRecord` and the revision of the project. `load_small_input` and
+    `load_small_items` have NULL instead of large values. `load_input_part` has a start and a length.
     """
 
     load: str
     load_response: str
     load_body: str
     load_input: str
+    load_small_input: str
+    load_input_part: Any
     load_items: str
+    load_small_items: str
     chain: str
     find_in_response: str
     find_in_conversation: str
@@ -81,6 +89,7 @@ class SqlResponses:
     _now: Callable[[], float]
     _reads: asyncio.Semaphore
     _chain_cache: ChainCache
+    _offsets: OffsetCache
 
     @property
     @abstractmethod
@@ -127,11 +136,75 @@ class SqlResponses:
     async def list_input_items(
         self, project: str, response_id: str, *, after: str | None, limit: int, order: Order
     ) -> ItemRows | None:
-        rows = await self._reader.submit(self._statements.load_input, (project, response_id, self._now()))
+        def unpack(items: bytes) -> ItemOffsets | ItemRows:
+            offsets = build_offsets(items) if len(items) > LARGE_BYTES else None
+            return offsets or unpack_page(response_id, items, after=after, limit=limit, order=order)
+
+        key = project, response_id
+        offsets = self._offsets.find(key)
+        if offsets is None:
+            statements = self._statements
+            found = await self._unpack_arrays(
+                project,
+                response_id,
+                unpack,
+                small=statements.load_small_input,
+                whole=statements.load_input,
+                find=lambda: self._offsets.find(key),
+            )
+            if not isinstance(found, ItemOffsets):
+                return found
+            self._offsets.add(key, found)
+            offsets = found
+        return await self._load_page(project, response_id, offsets, after=after, limit=limit, order=order)
+
+    async def _load_page(
+        self, project: str, response_id: str, offsets: ItemOffsets, *, after: str | None, limit: int, order: Order
+    ) -> ItemRows | None:
+        """Read a page of a large array without the rest of it."""
+        page = offsets.find_page(after=after, limit=limit, order=order)
+        parameters = (project, response_id, self._now(), page.start, page.end - page.start)
+        rows = await self._reader.submit(self._statements.load_input_part, parameters)
         if not rows:
+            self._offsets.remove((project, response_id))
             return None
-        unpack = partial(unpack_page, after=after, limit=limit, order=order)
-        return await run_sized(_measure(rows), unpack, response_id, *rows[0])
+        items = await run_sized(_measure(rows), partial(unpack_slice, order=order), response_id, rows[0][0])
+        return ItemRows(items=items, has_more=page.has_more)
+
+    async def _unpack_arrays(
+        self,
+        project: str,
+        response_id: str,
+        unpack: Callable[..., T],
+        *,
+        small: str,
+        whole: str,
+        find: Callable[[], T | None] = lambda: None,
+    ) -> T | None:
+        """Return the result of a function of arrays of a response, or None if there is no response.
+
+        Few large arrays are in memory at once, however many requests need one. Small ones do not wait for them. `find`
+        returns the result if another request has computed it meanwhile.
+        """
+        parameters = (project, response_id, self._now())
+        rows = await self._reader.submit(small, parameters)
+        if rows and None in tuple(rows[0]):
+            async with self._reads:
+                if (found := find()) is not None:
+                    return found
+                rows = await self._reader.submit(whole, parameters)
+                return await run_sized(_measure(rows), unpack, *rows[0]) if rows else None
+        return unpack(*rows[0]) if rows else None
+
+    async def _load_named_items(
+        self, project: str, response_id: str, item_ids: Collection[str], *, lossless: bool = False
+    ) -> dict[str, Item | Unknown]:
+        unpack = partial(unpack_named_items, item_ids, response_id, lossless=lossless)
+        statements = self._statements
+        found = await self._unpack_arrays(
+            project, response_id, unpack, small=statements.load_small_items, whole=statements.load_items
+        )
+        return found or {}
 
     async def load_response(self, project: str, response_id: str) -> Response | None:
         # The rows of many requests must not be in memory at once: each can be large.
@@ -181,10 +254,7 @@ class SqlResponses:
     async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
         found: dict[str, Item | Unknown] = {}
         for response_id, wanted in group_by_response(item_ids).items():
-            rows = await self._reader.submit(self._statements.load_items, (project, response_id, self._now()))
-            if rows:
-                unpack = partial(unpack_named_items, wanted, lossless=True)
-                found |= await run_sized(_measure(rows), unpack, response_id, *rows[0])
+            found |= await self._load_named_items(project, response_id, wanted, lossless=True)
         rest = [item_id for item_id in item_ids if item_id not in found]
         for start in range(0, len(rest), ITEMS_STEP):
             located = await self._locate_items(project, rest[start : start + ITEMS_STEP])
@@ -201,9 +271,7 @@ class SqlResponses:
             else:
                 found[item_id] = unpack_items(conversation_id, [content])[0]
         for response_id, wanted in by_response.items():
-            rows = await self._reader.submit(self._statements.load_items, (project, response_id, self._now()))
-            if rows:
-                found |= await run_sized(_measure(rows), unpack_named_items, wanted, response_id, *rows[0])
+            found |= await self._load_named_items(project, response_id, wanted)
         return found
 
     async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:

@@ -18,6 +18,7 @@ import asyncpg
 from antiphon.errors import StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
@@ -98,6 +99,7 @@ class PostgresDatabase:
         self.on_write: OnWrite | None = None
         self._health = DatabaseHealth(self.address)
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
+        self._offsets = OffsetCache()
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
         self._uncertain = UncertainWrites()
         self._parts: tuple[GroupWriter, PostgresPool, Notifications] | None = None

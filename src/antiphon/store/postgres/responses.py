@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import NotFound, ServerError
+from antiphon.offload import LARGE_BYTES
 from antiphon.store.base import LeaseLost
 from antiphon.store.postgres.connection import CONFLICTS, escape_all, make_item_key
 from antiphon.store.postgres.conversations import TurnPlan, load_for_update, plan_turn, write_turn
@@ -102,12 +103,17 @@ SELECT id, output FROM responses
 WHERE project = $1 AND id = ANY ($2::text[]) AND (expires_at IS NULL OR expires_at > $3::float8)
 """
 
+_IS_SMALL = f"octet_length(input) + octet_length(output) <= {LARGE_BYTES}"
+
 STATEMENTS = ResponseStatements(
     load=f"SELECT expires_at, input, output, body {_LIVE}",
     load_response=f"SELECT body, output {_LIVE}",
     load_body=f"SELECT body {_LIVE}",
     load_input=f"SELECT input {_LIVE}",
+    load_small_input=f"SELECT CASE WHEN octet_length(input) <= {LARGE_BYTES} THEN input END {_LIVE}",
+    load_input_part=f"SELECT substr(input, $4::integer + 1, $5::integer) {_LIVE}",
     load_items=f"SELECT input, output {_LIVE}",
+    load_small_items=f"SELECT CASE WHEN {_IS_SMALL} THEN input END, CASE WHEN {_IS_SMALL} THEN output END {_LIVE}",
     chain=CHAIN,
     find_in_response=LOCATE_IN_RESPONSE.replace("SELECT responses.id FROM", "SELECT responses.id, input, output FROM"),
     find_in_conversation=FIND_IN_CONVERSATION,

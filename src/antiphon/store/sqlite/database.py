@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.sqlite.checkpoints import LogLimiter
 from antiphon.store.sqlite.files import DatabaseFiles
@@ -192,6 +193,7 @@ class Database:
         self.on_change: OnChange | None = None
         self.on_write: OnWrite | None = None
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
+        self._offsets = OffsetCache()
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
@@ -467,6 +469,8 @@ def _open_connections(path: Path, files: DatabaseFiles, schema: str) -> tuple[sq
             raise
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"The store {path} cannot be opened: {error}") from error
+    except UnicodeDecodeError as error:  # the message of an error of SQLite, with a part of a damaged schema
+        raise ConfigError(f"The store {path} cannot be opened: the file is damaged.") from error
     reader.execute("PRAGMA query_only = ON")
     return writer, reader
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from antiphon.errors import NotFound
+from antiphon.offload import LARGE_BYTES
 from antiphon.store.base import LeaseLost
 from antiphon.store.record import EventBatch, ForeignItem, ItemRecord
 from antiphon.store.sql_responses import LocatedItem, ResponseStatements, SqlResponses
@@ -99,9 +100,19 @@ LOAD_OUTPUT = "SELECT output FROM responses WHERE project = ? AND id = ? AND (ex
 
 LOAD_INPUT = "SELECT input FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
+LOAD_SMALL_INPUT = LOAD_INPUT.replace("SELECT input", f"SELECT CASE WHEN length(input) <= {LARGE_BYTES} THEN input END")
+
+LOCATE = "SELECT rowid FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
+
 LOAD_ITEMS = """
 SELECT input, output FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 """
+
+LOAD_SMALL_ITEMS = LOAD_ITEMS.replace(
+    "SELECT input, output",
+    f"""SELECT CASE WHEN length(input) + length(output) <= {LARGE_BYTES} THEN input END,
+    CASE WHEN length(input) + length(output) <= {LARGE_BYTES} THEN output END""",
+)
 
 # The response that has an item which it did not produce.
 LOCATE_IN_RESPONSE = """
@@ -123,12 +134,27 @@ SELECT conversation_id, content FROM items WHERE place = (
 """
 
 
+def _read_input_part(
+    connection: sqlite3.Connection, project: str, response_id: str, now: float, start: int, size: int
+) -> list[tuple[bytes]]:
+    """Read a part of an input. SQL would read all of it first."""
+    row = connection.execute(LOCATE, (project, response_id, now)).fetchone()
+    if row is None:
+        return []
+    with connection.blobopen("responses", "input", row[0], readonly=True) as blob:
+        blob.seek(start)
+        return [(blob.read(size),)]
+
+
 STATEMENTS = ResponseStatements(
     load=LOAD,
     load_response=LOAD_RESPONSE,
     load_body=LOAD_BODY,
     load_input=LOAD_INPUT,
+    load_small_input=LOAD_SMALL_INPUT,
+    load_input_part=_read_input_part,
     load_items=LOAD_ITEMS,
+    load_small_items=LOAD_SMALL_ITEMS,
     chain=CHAIN,
     find_in_response=FIND_IN_RESPONSE,
     find_in_conversation=FIND_IN_CONVERSATION,
