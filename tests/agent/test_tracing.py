@@ -11,6 +11,11 @@ import pytest
 
 from antiphon import Agent, ConfigError, MemorySession, tool
 from antiphon.agent import tracing
+from antiphon.agent.execute.envelope import AgentExecuteResponse, ConversationContext
+from antiphon.agent.execute.execution import Execution
+from antiphon.agent.execute.wire import AgentExecuteBody
+from antiphon.agent.orchestrator import review
+from antiphon.agent.provider import Provider
 from antiphon.agent.tracing import instrument, uninstrument
 from antiphon.errors import RateLimited, ServerError
 from antiphon.ledger import Ledger
@@ -389,3 +394,48 @@ async def test_session_is_the_conversation_of_a_run(in_process: ScriptedModel, s
     await in_process.agent().run("Hello!", session=session)
     (span,) = spans.find(AGENT)
     assert (span.attributes or {})["gen_ai.conversation.id"] == session.session_id
+
+
+# Reviews and turns of the execute endpoint
+
+
+async def test_review_is_one_tree_of_spans(spans: Spans, in_process: ScriptedModel) -> None:
+    decision = call("submit_decision", {"is_approved": True, "reason": "good"}, "call_d")
+    in_process.set_answers([call("look_up", {"city": "Bern"})], [decision])
+    outcome = await review(Provider(in_process.transport, model="scripted"), [look_up], "Is it mild?")
+    assert outcome.kind == "decision"
+    assert spans.tree() == [
+        ("invoke_agent orchestrator", ""),
+        ("chat scripted", "invoke_agent orchestrator"),
+        ("execute_tool look_up", "invoke_agent orchestrator"),
+        ("chat scripted", "invoke_agent orchestrator"),
+    ]
+    (run,) = spans.find("invoke_agent orchestrator")
+    assert run.attributes is not None
+    assert run.attributes["antiphon.outcome"] == "decision"
+
+
+async def test_failed_request_of_a_review_is_an_error_of_its_span(spans: Spans, in_process: ScriptedModel) -> None:
+    in_process.transport.refusals = [ServerError("Broken.")]
+    outcome = await review(Provider(in_process.transport, model="scripted"), [], "Is it mild?")
+    assert outcome.kind == "failed"
+    assert [span.status.is_ok for span in spans.find("chat scripted")] == [False]
+
+
+async def test_turn_of_the_execute_endpoint_is_one_tree_of_spans(spans: Spans, in_process: ScriptedModel) -> None:
+    in_process.set_answers([call("look_up", {"city": "Bern"})], "It is mild.")
+    execution = Execution(
+        AgentExecuteBody(instruction="How is it in Bern?"),
+        transport=in_process.transport,
+        defaults=ConversationContext(model_name="scripted", temperature=0.0),
+        tools=[look_up],
+    )
+    *_, envelope = [event async for event in execution.events()]
+    assert isinstance(envelope, AgentExecuteResponse)
+    assert envelope.text == "It is mild."
+    assert spans.tree() == [
+        ("invoke_agent execute", ""),
+        ("chat scripted", "invoke_agent execute"),
+        ("execute_tool look_up", "invoke_agent execute"),
+        ("chat scripted", "invoke_agent execute"),
+    ]

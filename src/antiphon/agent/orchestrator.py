@@ -3,9 +3,11 @@
 import inspect
 import json
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, structs
 
@@ -20,11 +22,15 @@ from antiphon.agent.participants import Participant
 from antiphon.agent.provider import Turn
 from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
+from antiphon.agent.tracing import start_trace
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.executor import Executor, make_error_result
+
+if TYPE_CHECKING:
+    from antiphon.agent.spans import RunTrace
 
 MAX_TURNS = 20
 SUBMIT_DECISION = "submit_decision"
@@ -76,12 +82,15 @@ class ProviderModel:
     def __init__(self, provider: TurnProvider, tools: Sequence[dict[str, Any]]) -> None:
         self._provider = provider
         self._tools = tools
+        self.name = str(getattr(provider, "model", ""))
+        self.trace: RunTrace | None = None
         self.error: AntiphonError | None = None
         """The error of the last turn, if it failed."""
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
+        request = partial(self._request_turn, state, extra_input)
         try:
-            turn = await self._request_turn(state, extra_input)
+            turn = await (request() if self.trace is None else self.trace.record_request(self.name, request))
         except AntiphonError as error:
             self.error = error
             raise
@@ -132,11 +141,21 @@ async def _review(
     model: ProviderModel, tools: Sequence[OrchestratorTool | Tool], prompt: str, *, max_turns: int, reminder: str
 ) -> Outcome:
     journal = Journal(f"run_{secrets.token_hex(8)}")
-    await journal.write(StartEntry("orchestrator", [{"role": "user", "content": prompt}], time.time()))
+    items: list[JsonObject] = [{"role": "user", "content": prompt}]
+    await journal.write(StartEntry("orchestrator", items, time.time()))
     limits = Limits(turns=max_turns, wrap_up=False)
     task = Task(limits=limits, decision=SUBMIT_DECISION, reminder=reminder, turn_retries=0)
     executor = Executor([_make_tool(tool) for tool in tools], unknown="unknown tool requested")
-    return await read_outcome(Loop(journal, Participant(model=model, executor=executor, task=task)).events())
+    trace = model.trace = start_trace(journal.run_id, agent="orchestrator", model=model.name, items=items)
+    if trace is not None:
+        executor = trace.wrap_executor(executor)
+    outcome: Outcome | None = None
+    try:
+        outcome = await read_outcome(Loop(journal, Participant(model=model, executor=executor, task=task)).events())
+        return outcome
+    finally:
+        if trace is not None:
+            trace.end(outcome, sys.exc_info()[1])
 
 
 def _describe_tools(tools: Sequence[OrchestratorTool | Tool]) -> list[dict[str, Any]]:

@@ -94,6 +94,11 @@ class Provider:
         self._turns: OrderedDict[str, _StoredTurn] = OrderedDict()
         self.state = state
 
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str(self._settings["model"])
+
     async def close(self) -> None:
         await self._transport.close()
 

@@ -10,9 +10,9 @@ This module imports OpenTelemetry. `tracing.py` imports it only if traces are on
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from opentelemetry import context as contexts
@@ -41,6 +41,8 @@ from antiphon.telemetry.messages import find_finish_reason, make_input_messages,
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import CallObserver, Executor
 from antiphon.upstream.usage import parse_usage
+
+T = TypeVar("T")
 
 # The conventions name the API, not the vendor of the model: agents use OpenAI's Responses API on every server.
 PROVIDER = "openai"
@@ -139,6 +141,20 @@ class RunTrace:
 
     def wrap_executor(self, executor: Executor) -> "TracedExecutor":
         return TracedExecutor(self, executor)
+
+    async def record_request(self, model: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a request to a model within a span. For requests that no transport of the agent sends."""
+        attributes = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDER}
+        attributes |= {"gen_ai.request.model": model} if model else {}
+        span = self.start_span(f"chat {model}".rstrip(), SpanKind.CLIENT, attributes)
+        try:
+            with make_current(span):
+                return await send()
+        except BaseException as error:
+            record_error(span, error)
+            raise
+        finally:
+            span.end()
 
     @property
     def captures_content(self) -> bool:

@@ -5,16 +5,18 @@ exporter of traces. Other runs pay for one look at a variable of this module.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from antiphon.errors import ConfigError
+from antiphon.protocol.json_text import JsonObject
 from antiphon.telemetry.current_trace import CurrentTrace
 from antiphon.telemetry.environment import MISSING, captures_content, is_exporter_configured
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-    from antiphon.agent.spans import Tracing
+    from antiphon.agent.spans import RunTrace, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,14 @@ def find_tracing() -> "Tracing | None":
     if not _Switch.is_decided:
         _decide()
     return _Switch.tracing
+
+
+def start_trace(run_id: str, *, agent: str, model: str, items: Sequence[JsonObject]) -> "RunTrace | None":
+    """Start the span of a run that has no agent object: a review, or a turn of the execute endpoint."""
+    tracing = find_tracing()
+    if tracing is None:
+        return None
+    return tracing.start_run(run_id, agent=agent, model=model, parent_id=None, session_id=None, earlier="", items=items)
 
 
 def make_trace_headers() -> dict[str, str] | None:

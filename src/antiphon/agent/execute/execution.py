@@ -6,6 +6,7 @@ it with its results.
 """
 
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, Signature, add_
 from antiphon.agent.outcome import Outcome, RunEnded, TurnStarted
 from antiphon.agent.participants import Participant
 from antiphon.agent.task import Task
+from antiphon.agent.tracing import start_trace
 from antiphon.agent.transports.base import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
 from antiphon.protocol.json_text import JsonObject, read_json
@@ -83,12 +85,34 @@ class Execution:
         await journal.write(StartEntry("execute", [], time.time()))
         # The answer at the limit is the last iteration.
         task = Task(limits=Limits(turns=MAX_ITERATIONS - 1), turn_retries=0)
-        loop = Loop(journal, Participant(model=self._model, executor=self._executor, task=task))
+        trace = start_trace(
+            journal.run_id, agent="execute", model=self._context.model_name, items=self._model.first_items
+        )
+        executor: Executor = self._executor
+        if trace is not None:
+            self._model.wrap_transport(trace.wrap_transport)
+            executor = trace.wrap_executor(executor)
+        loop = Loop(journal, Participant(model=self._model, executor=executor, task=task))
+        outcome: Outcome | None = None
+        try:
+            async with aclosing(self._read_progress(loop)) as events:
+                async for event in events:
+                    if not isinstance(event, RunEnded):
+                        yield event
+                        continue
+                    outcome = event.outcome
+                    yield self._make_envelope(outcome)
+        finally:
+            if trace is not None:
+                trace.end(outcome, sys.exc_info()[1])
+
+    async def _read_progress(self, loop: Loop) -> AsyncGenerator[Progress | RunEnded, None]:
+        """Yield progress, from the time at which the server has accepted the request, and the end of the run last."""
         held: list[Progress] = []
         async with aclosing(loop.events()) as events:
             async for event in events:
                 if isinstance(event, RunEnded):
-                    yield self._make_envelope(event.outcome)
+                    yield event
                     return
                 progress = make_progress(event)
                 held += [progress] if progress is not None else []

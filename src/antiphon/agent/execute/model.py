@@ -1,6 +1,6 @@
 """The model client of the execute endpoint: the first request is the client's, later ones send the tool outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -29,6 +29,16 @@ class ExecutionModel:
         self.responses: list[JsonObject] = []
         self.failed: JsonObject | None = None
         self.error: AntiphonError | None = None
+
+    @property
+    def first_items(self) -> list[JsonObject]:
+        """The items of the first request."""
+        items = self._first["input"]
+        return [{"role": "user", "content": items}] if isinstance(items, str) else items
+
+    def wrap_transport(self, wrap: Callable[[Transport], Transport]) -> None:
+        """Replace the transport by one around it."""
+        self._transport = wrap(self._transport)
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         collector = ResponseCollector()
