@@ -57,6 +57,19 @@ def test_usual_text_line_fits_a_terminal() -> None:
     assert len(text) <= 120
 
 
+def test_text_shows_the_ends_of_ids_in_the_path() -> None:
+    response_id = Mint().response_id
+    line = AccessLine(
+        "req_" + "0" * 32, "GET", f"/v1/responses/{response_id}/input_items", 200, 812.35, 12345, "default"
+    )
+    line.response_id, line.model = response_id, "qwen3-0.6b"
+    text = TextFormatter().format(make_record(line))
+    end = response_id[-12:]
+    assert f" GET /v1/responses/…{end}/input_items 200 812.35ms 12345B model=" in text
+    assert len(text) <= 120
+    assert json.loads(JsonFormatter().format(make_record(line)))["path"] == line.path
+
+
 def test_request_is_logged_as_json() -> None:
     assert json.loads(JsonFormatter().format(make_record(LINE))) == {
         "time": "2001-09-09T01:46:40.500Z",

@@ -19,6 +19,9 @@ _package = logging.getLogger("antiphon")
 
 _MAX_LENGTH = 256
 _MAX_SHOWN_ID = 12
+_MAX_SHOWN_PATH = 32
+_MAX_SHOWN_SEGMENT = 24
+_MAX_SEGMENTS = 8
 # Fields that other modules attach to a record with `extra`, to find it by its response or request.
 _EXTRA_FIELDS = ("request_id", "response_id")
 
@@ -26,8 +29,8 @@ _EXTRA_FIELDS = ("request_id", "response_id")
 class AccessLine(Struct, omit_defaults=True):
     """The fields of an access log line. It is the message of the log record; each formatter writes it in its format.
 
-    The text must fit a terminal. So it shows one id, that of the response if there is one, and shortens a long id. It
-    omits the default project. JSON has all fields.
+    The text must fit a terminal. So it shows one id, that of the response if there is one, and shortens long ids, also
+    those in the path. It omits the default project. JSON has all fields.
     """
 
     request_id: str
@@ -44,11 +47,12 @@ class AccessLine(Struct, omit_defaults=True):
     warnings: list[str] = []
 
     def __str__(self) -> str:
-        text = f"{self.method} {_escape(self.path)} {self.status} {self.ms}ms {self.bytes}B "
-        if self.response_id is not None:
-            text += f"response_id={_escape(_shorten(self.response_id))}"
-        else:
-            text += f"request_id={_shorten(self.request_id)}"
+        path = self.path if len(self.path) <= _MAX_SHOWN_PATH else _shorten_path(self.path)
+        text = f"{self.method} {_escape(path)} {self.status} {self.ms}ms {self.bytes}B"
+        if self.response_id is None:
+            text += f" request_id={_shorten(self.request_id)}"
+        elif path is self.path or self.response_id not in self.path:
+            text += f" response_id={_escape(_shorten(self.response_id))}"
         if self.project is not None and self.project != DEFAULT_PROJECT:
             text += f" project={_escape(self.project)}"
         if self.model is not None:
@@ -187,6 +191,12 @@ def _read_extras(record: logging.LogRecord) -> dict[str, str]:
 def _shorten(identifier: str) -> str:
     """Return the end of a long id. Its digits are random; the beginning of a response id is the time."""
     return identifier if len(identifier) <= _MAX_SHOWN_ID else f"…{identifier[-_MAX_SHOWN_ID:]}"
+
+
+def _shorten_path(path: str) -> str:
+    """Return a path with only the ends of long segments, which are ids."""
+    segments = path.split("/", _MAX_SEGMENTS)
+    return "/".join(_shorten(each) if len(each) > _MAX_SHOWN_SEGMENT else each for each in segments)
 
 
 def _escape(text: str) -> str:

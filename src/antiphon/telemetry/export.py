@@ -56,6 +56,9 @@ def _make_exporter(signal: str, variable: str, name: str) -> Any:
     if not found:
         raise ConfigError(f"{variable}: no exporter '{name}' is installed: pip install 'antiphon[otel]'.")
     try:
-        return found[0].load()()
+        made = found[0].load()()
     except ValueError as error:  # such as a time limit that is not a number
         raise ConfigError(f"{variable}: the exporter '{name}' cannot be made: {error}") from None
+    if not hasattr(made, "export"):
+        raise ConfigError(f"{variable}: '{name}' serves metrics and exports none. Use the setting `metrics` instead.")
+    return made

@@ -72,6 +72,19 @@ def test_unknown_exporter_is_a_warning(
     assert not is_traced(server)
 
 
+def test_unknown_exporter_of_metrics_does_not_turn_off_traces(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "carrier_pigeon")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    server = serve()
+    server.ask("GET", "/v1/models")
+    server.stop()
+    assert is_traced(server)
+    assert "OTEL_METRICS_EXPORTER: no exporter 'carrier_pigeon' is installed" in caplog.text
+    tracing.uninstrument()
+
+
 def test_unreachable_collector_does_not_affect_requests(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,11 +8,14 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from antiphon.agent import tracing
 from antiphon.engine.engine import Engine
 from antiphon.engine.telemetry import EngineTelemetry
+from antiphon.errors import ConfigError
 from antiphon.server.telemetry.metrics import MetricExport, ModelMetrics
 from antiphon.server.telemetry.spans import RequestSpans
 from antiphon.telemetry.conventions import make_tracer, turn_on_current_trace
@@ -20,6 +23,8 @@ from antiphon.telemetry.environment import captures_content
 from antiphon.telemetry.export import find_provider, make_exporters, make_resource
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Interval between two log lines of one exporter.
 _LOG_SECONDS = 60.0
@@ -35,23 +40,24 @@ class ServerTelemetry:
     """
 
     def __init__(self, engine: Engine, *, traces: bool, metrics: bool) -> None:
-        # Exporters first: an error leaves the engine without telemetry.
-        exporters = make_exporters("metrics") if metrics else []
-        self._provider = find_provider(shutdown_on_exit=False) if traces else None
+        exporters = _try(lambda: make_exporters("metrics")) if metrics else None
+        self._provider = _try(lambda: find_provider(shutdown_on_exit=False)) if traces else None
         self._export: MetricExport | None = None
+        self.spans: RequestSpans | None = None
         _limit_log()
-        model_metrics = None
+        model_metrics = tracer = None
         if exporters:
             model_metrics = ModelMetrics()
             self._export = MetricExport(model_metrics, exporters, make_resource())
         captures = captures_content()
-        tracer = None if self._provider is None else make_tracer(self._provider)
-        self.spans = None if tracer is None else RequestSpans(tracer)
-        engine.trace(EngineTelemetry(tracer, model_metrics, captures_content=captures))
         if self._provider is not None:
+            tracer = make_tracer(self._provider)
+            self.spans = RequestSpans(tracer)
             turn_on_current_trace()
             if not tracing.is_decided():  # agent runs on this server
                 tracing.instrument(self._provider, capture_content=captures)
+        if tracer is not None or model_metrics is not None:
+            engine.trace(EngineTelemetry(tracer, model_metrics, captures_content=captures))
 
     def start(self) -> None:
         if self._export is not None:
@@ -86,6 +92,15 @@ class ServerTelemetry:
                 shutdown()
 
 
+def _try(make: Callable[[], T]) -> T | None:
+    """Return the result, or None with a warning if the variables of this signal are wrong."""
+    try:
+        return make()
+    except ConfigError as error:
+        logger.warning("%s", error.message)
+        return None
+
+
 class _LogLimit(logging.Filter):
     """Passes one record in a minute. A collector that is down would otherwise fill the log with retries."""
 
@@ -102,7 +117,7 @@ class _LogLimit(logging.Filter):
 
 
 def _limit_log() -> None:
-    for signal in ("trace", "metric"):
-        exporter = logging.getLogger(f"opentelemetry.exporter.otlp.proto.http.{signal}_exporter")
+    for name in ("http.trace_exporter", "http.metric_exporter", "grpc.exporter"):
+        exporter = logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}")
         if not any(isinstance(each, _LogLimit) for each in exporter.filters):
             exporter.addFilter(_LogLimit())

@@ -4,7 +4,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from antiphon.engine.engine import Engine
-from antiphon.errors import ConfigError
 from antiphon.telemetry.environment import MISSING, is_exporter_configured
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ logger = logging.getLogger(__name__)
 def make_telemetry(engine: Engine) -> "ServerTelemetry | None":
     """Return the traces and metrics that the environment turns on, or None if there are none.
 
-    A server without the package, or with an unknown exporter, starts without them and logs a warning.
+    A server without the package starts without them and logs a warning.
     """
     traces, metrics = is_exporter_configured("traces"), is_exporter_configured("metrics")
     if not traces and not metrics:
@@ -27,6 +26,4 @@ def make_telemetry(engine: Engine) -> "ServerTelemetry | None":
         return ServerTelemetry(engine, traces=traces, metrics=metrics)
     except ImportError:
         logger.warning("the OTEL_* variables have no effect: %s", MISSING)
-    except ConfigError as error:
-        logger.warning("the OTEL_* variables have no effect: %s", error.message)
     return None
