@@ -110,6 +110,8 @@ def _select(
         elif _can_serve(tool, path, capabilities, unsupported, warnings, reasons):
             selected[path] = tool
     _check_unique_names(selected)
+    if not capabilities.any_tool:
+        _check_callers(selected, sent)
     return (sent if len(selected) == len(sent) else list(selected.values())), warnings
 
 
@@ -164,7 +166,11 @@ def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> 
         return None
     if isinstance(tool, ShellTool) and (tool.environment or {}).get("type", "local") != "local":
         where = tool.environment["type"] if tool.environment else None
-        return UnsupportedTool(f"This server has no shell of its own ('{where}').", param=f"{path}.environment")
+        message = (
+            f"This server runs no shell ('{where}'). Use the environment 'local', whose commands the client runs, or "
+            "the tool 'code_interpreter'."
+        )
+        return UnsupportedTool(message, param=f"{path}.environment")
     if isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
             inner = f"{path}.tools[{index}]"
@@ -186,6 +192,20 @@ def _check_unique_names(tools: Mapping[str, Tool | Unknown]) -> None:
             if key in seen:
                 raise InvalidRequest(f"The tool name '{key[1]}' is used twice.", param=path, code="duplicate_tool")
             seen.add(key)
+
+
+def _check_callers(tools: Mapping[str, Tool | Unknown], sent: Tools) -> None:
+    """Raise InvalidRequest if only programs may call a tool, and the request has no programs."""
+    for path, tool in tools.items():
+        callers = getattr(tool, "allowed_callers", None)
+        if callers is not None and "direct" not in callers:
+            if any(each.type == "programmatic_tool_calling" for each in sent):
+                return
+            message = (
+                f"Invalid value for '{path}.allowed_callers': only programs could call the tool, but there is no tool "
+                "of type 'programmatic_tool_calling'."
+            )
+            raise InvalidRequest(message, param=f"{path}.allowed_callers", code="invalid_value")
 
 
 def _list_keys(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:

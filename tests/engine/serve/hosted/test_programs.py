@@ -296,9 +296,11 @@ async def test_second_program_of_an_answer_is_refused_while_the_first_waits() ->
 async def test_program_without_its_tool_in_the_next_request_has_no_result() -> None:
     async with run_programs([make_program("text(await tools.get({n: 1}))")], "Done.") as harness:
         first = await harness.answer("go", tools=[PROGRAMS, GET])
-        second = await harness.answer(answer_calls(first, ["ten"]), tools=[GET], previous_response_id=first.id)
+        plain = [GET | {"allowed_callers": None}]
+        second = await harness.answer(answer_calls(first, ["ten"]), tools=plain, previous_response_id=first.id)
         _, called, output = harness.turns[-1].items
-    assert show(second.output) == [make_text("Done.")]
+        third = await harness.answer("more", tools=[PROGRAMS, GET], previous_response_id=second.id)
+    assert show(second.output) == show(third.output) == [make_text("Done.")]
     assert (called.name, output.output) == (
         "programmatic_tool_calling",
         "The program was not continued, so it has no result.",
@@ -323,3 +325,10 @@ async def test_hosted_tool_for_programs_only_is_refused_to_the_model() -> None:
     assert [item.type for item in response.output] == ["mcp_list_tools", "message"]
     reason = "The call was not carried out: only a program can call this tool (programmatic_tool_calling)."
     assert refused.output == reason
+
+
+async def test_tool_for_programs_needs_the_tool_for_programs() -> None:
+    async with run_programs("Done.") as harness:
+        with pytest.raises(InvalidRequest) as raised:
+            await harness.answer("go", tools=[{"type": "function", "name": "f", "parameters": {}}, GET])
+    assert (raised.value.param, raised.value.code) == ("tools[1].allowed_callers", "invalid_value")

@@ -24,7 +24,7 @@ from antiphon.protocol.hosted import (
     ShellAction,
     ShellCall,
 )
-from antiphon.protocol.items import CustomToolCall, FunctionCall, Item
+from antiphon.protocol.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.code_interpreter.code_stream import parse_code
@@ -67,10 +67,15 @@ class ProgramRecord(msgspec.Struct):
 
 
 def find_unfinished_program(items: Sequence[Item | Unknown]) -> ProgramRecord | None:
-    """Return the last program of the items that has no output, with its calls."""
+    """Return the last program of the items that has no output, with its calls.
+
+    If the model has answered since, a request without the tool has given the program up.
+    """
     finished = {item.call_id for item in items if isinstance(item, ProgramOutput)}
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
+        if isinstance(item, Reasoning) or (isinstance(item, Message) and item.role == "assistant"):
+            return None
         if isinstance(item, Program) and item.call_id not in finished:
             record = ProgramRecord(item)
             add_calls(record, items[index + 1 :])

@@ -11,6 +11,8 @@ import msgspec
 class ProgramSetup(msgspec.Struct, kw_only=True):
     """A program and its limits. `tools` are the names that it can call; those in `text_tools` take a string.
 
+    `calls` is the number of calls, and `arguments_chars` the length of their arguments together.
+
     `clock_ms` is the time that the program reads, and `seed` that of its random numbers: a second run is the same.
     """
 

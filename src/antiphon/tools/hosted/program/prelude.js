@@ -8,6 +8,7 @@
   const waiting = new Map();
   let calls = [];
   let callCount = 0;
+  let argumentsSize = 0;
   let output = "";
   let isTruncated = false;
   let isDone = false;
@@ -68,7 +69,8 @@
     }
     if (callCount >= setup.calls) throw new RangeError(`A program can make at most ${setup.calls} calls.`);
     const text = stringify(argument);
-    if (text.length > setup.arguments_chars) throw new RangeError(`The arguments of tools.${name} are too large.`);
+    argumentsSize += text.length;
+    if (argumentsSize > setup.arguments_chars) throw new RangeError("The arguments of all calls are too large.");
     return new Promise((resolve, reject) => {
       waiting.set(callCount, { resolve, reject });
       calls.push([callCount, name, text]);

@@ -13,7 +13,7 @@ from antiphon.turn_queue import QueueLimits, TurnQueue
 
 logger = logging.getLogger(__name__)
 
-MAX_ARGUMENTS_CHARS = 1024 * 1024
+MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
 _WORKER = "antiphon.tools.hosted.program.worker"
 # The start of the interpreter and of V8, on a busy machine.
 _START_SECONDS = 60.0

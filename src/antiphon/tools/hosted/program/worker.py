@@ -72,6 +72,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     threading.Thread(target=queue_frames, args=(stdin, inputs, CallResults), daemon=True).start()
     limit_process(setup.memory_bytes)
     program = IsolatedProgram(setup)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # the process needs no further files or sockets
     write_frame(stdout, ProgramStep())
     inputs.get()
     step = program.start()
