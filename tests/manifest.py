@@ -29,6 +29,7 @@ STATES: tuple[State, ...] = ("implemented", "accepted", "refused", "planned")
 FAMILIES = (
     "endpoints",
     "hosted_endpoints",
+    "organization_endpoints",
     "parameters",
     "input_items",
     "output_items",

@@ -16,6 +16,20 @@ SHARED = Path(__file__).parents[3] / "shared"
 OUR_PARAMETERS = {"client_metadata", "type", "generate", "stream_id"}
 # The SDK does not have it in the union from which the list was made.
 OUR_PARTS = {"input_audio"}
+# The part of OpenAI's admin API that issue and revoke keys and read the usage.
+ORGANIZATION = {
+    "GET /organization/projects",
+    "POST /organization/projects",
+    "GET /organization/projects/{id}",
+    "POST /organization/projects/{id}",
+    "POST /organization/projects/{id}/archive",
+    "GET /organization/projects/{id}/api_keys",
+    "POST /organization/projects/{id}/api_keys",
+    "GET /organization/projects/{id}/api_keys/{key_id}",
+    "DELETE /organization/projects/{id}/api_keys/{key_id}",
+    "GET /organization/usage/completions",
+    "GET /organization/costs",
+}
 
 
 def _tags(union: Any) -> set[str]:
@@ -117,6 +131,7 @@ def _read_themes() -> set[str]:
 LISTED: dict[str, Callable[[], set[str]]] = {
     "endpoints": _read_endpoints,
     "hosted_endpoints": _read_hosted_endpoints,
+    "organization_endpoints": lambda: ORGANIZATION,
     "parameters": lambda: _first_cells("`create` parameters") | OUR_PARAMETERS,
     "input_items": lambda: _first_cells("Input item types"),
     "output_items": lambda: _first_cells("Output item types"),

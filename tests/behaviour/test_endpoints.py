@@ -29,3 +29,6 @@ def test_implemented_endpoints_equal_the_openapi_document(server: Any) -> None:
     assert {hide_names(each) for each in described if each.split()[1].startswith(families)} == {
         hide_names(each) for each in names("hosted_endpoints", "implemented")
     }
+    assert {hide_names(each) for each in described if each.split()[1].startswith("/organization")} == {
+        hide_names(each) for each in names("organization_endpoints", "implemented")
+    }
