@@ -16,7 +16,7 @@ from antiphon.engine.background.responses import BackgroundResponses, Background
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
-from antiphon.engine.files.loader import FileServiceLoader, VectorSearch
+from antiphon.engine.files.loader import FileServiceLoader, StoredImages, VectorSearch
 from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.observer import EngineObserver
 from antiphon.engine.peers import Peers
@@ -122,7 +122,10 @@ class Engine:
             sealer=self.sealer,
             hosted_tools=hosted_tools,
             hosted_services=HostedServices(
-                claim=self._claim_effect, file_search=VectorSearch(self._files), containers=self.containers
+                claim=self._claim_effect,
+                file_search=VectorSearch(self._files),
+                containers=self.containers,
+                images=StoredImages(self._files),
             ),
             files=self._files,
         )

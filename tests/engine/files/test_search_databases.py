@@ -42,7 +42,7 @@ def make_vector(text: str) -> Any:
 class SeededEmbedder:
     """Gives each text a vector of its own, which is the same at every call."""
 
-    id, is_local, dimensions = "seeded", False, DIMENSIONS
+    id, is_local, dimensions = "seeded", True, DIMENSIONS
 
     async def embed_query(self, text: str) -> Any:
         return make_vector(text)

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
-from antiphon.errors import InvalidRequest
+from antiphon.engine.files.loader import FileServiceLoader, StoredImages
+from antiphon.errors import InvalidRequest, NotFound
+from antiphon.protocol.files import FileForm
 from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.tool_settings import ImageGenerationSettings
-from antiphon.tools.hosted.base import HostedSession
+from antiphon.tools.hosted.base import HostedServices, HostedSession
 from antiphon.tools.hosted.image_generation import inputs
 from antiphon.tools.hosted.image_generation.tool import ImageGenerationHostedTool
 from support.hosted_sessions import compose, list_types, make_context, run_call
@@ -19,6 +22,7 @@ from support.upstream_server import STALL, Reply, UpstreamServer, json_of, serve
 
 KEY = "images-key-1234"
 PNG = b64encode(b"png bytes").decode()
+CAT, MASK = b"\x89PNG\r\n\x1a\ncat", b"\x89PNG\r\n\x1a\nmask"
 CALL = '{"prompt": "a cat"}'
 MADE = json_of(
     {
@@ -43,8 +47,18 @@ async def hosting(server: UpstreamServer, **options: Any) -> AsyncIterator[Image
         await tool.close()
 
 
-async def open_session(tool: ImageGenerationHostedTool, items: Any = (), **fields: Any) -> HostedSession:
+async def open_session(
+    tool: ImageGenerationHostedTool,
+    items: Any = (),
+    *,
+    files: FileServiceLoader | None = None,
+    project: str = "p",
+    **fields: Any,
+) -> HostedSession:
     context = make_context([{"type": "image_generation"} | fields], input=list(items))
+    if files is not None:
+        services = HostedServices(images=StoredImages(files))
+        context = msgspec.structs.replace(context, services=services, project=project)
     assert context.request.tools is not None
     return await tool.open(context.request.tools[0], context)
 
@@ -133,6 +147,41 @@ async def test_edit_sends_the_latest_images() -> None:
     assert b'name="mask"; filename="1.png"\r\nContent-Type: image/png\r\n\r\npng bytes\r\n' in first.body
     assert b'name="prompt"\r\n\r\nwith a hat\r\n' in first.body
     assert b"png bytes" in second.body  # the image that was made is edited next
+
+
+async def test_edit_uses_images_and_a_mask_by_file_id() -> None:
+    files = FileServiceLoader()
+    photo, mask = [await store_file(files, name, data) for name, data in (("a.png", CAT), ("mask.png", MASK))]
+    text = await store_file(files, "a.txt", b"text")
+    by_id = {"role": "user", "content": [{"type": "input_image", "file_id": photo}]}
+    edit = '{"prompt": "with a hat", "action": "edit"}'
+    async with serve([MADE]) as server, hosting(server) as tool:
+        session = await open_session(tool, [by_id], files=files, input_image_mask={"file_id": mask})
+        _, output = compose(await run_call(session, "image_generation", edit))
+        assert (output[0]["action"], output[0]["status"]) == ("edit", "completed")
+        session = await open_session(tool, [by_id], files=files, input_image_mask={"file_id": text})
+        _, failed = compose(await run_call(session, "image_generation", edit))
+        assert failed[0]["status"] == "failed"
+        for wrong, param, code in (
+            ({"file_id": "file-unknown"}, "tools[0].input_image_mask.file_id", None),
+            ({}, "tools[0].input_image_mask", "missing_required_parameter"),
+        ):
+            with pytest.raises(InvalidRequest) as refused:
+                await open_session(tool, [by_id], files=files, input_image_mask=wrong)
+            assert (refused.value.param, refused.value.code) == (param, code)
+        with pytest.raises(NotFound):
+            await open_session(tool, [by_id], files=files, project="other", input_image_mask={"file_id": mask})
+    (request,) = server.requests
+    assert b'name="image[]"; filename="0.png"\r\nContent-Type: image/png\r\n\r\n' + CAT in request.body
+    assert b'name="mask"; filename="1.png"\r\nContent-Type: image/png\r\n\r\n' + MASK in request.body
+    await files.close()
+
+
+async def store_file(files: FileServiceLoader, name: str, data: bytes) -> str:
+    service = files.load().files
+    writer = await service.start_upload()
+    await writer.write(data)
+    return (await service.create("p", writer, name, FileForm("vision"))).id
 
 
 async def test_images_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,18 @@ class EndpointEmbedder:
             raise UpstreamError("The server of embeddings returned no list of embeddings.") from None
         if [each.index for each in found] != list(range(len(texts))) or not all(each.embedding for each in found):
             raise UpstreamError(f"The server of embeddings returned {len(found)} vectors for {len(texts)} texts.")
+        self._check_lengths([len(each.embedding) for each in found])
         return [_normalize(each.embedding) for each in found]
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
+        """Raise UpstreamError unless all vectors have the length of the first one. Others could not be compared."""
+        expected = self._settings.dimensions or self.dimensions or lengths[0]
+        for length in lengths:
+            if length != expected:
+                raise UpstreamError(
+                    f"The server of embeddings returned a vector of {length} dimensions instead of {expected}."
+                )
+        self.dimensions = expected
 
     async def close(self) -> None:
         if self._is_open:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from antiphon.config import EmbeddingSettings, FileLimits
-from antiphon.errors import StoreUnavailable
+from antiphon.errors import InvalidRequest, StoreUnavailable
 from antiphon.protocol.filters import Filter
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
@@ -124,3 +124,25 @@ class VectorSearch:
             )
             for chunk in found[:limit]
         ]
+
+
+class StoredImages:
+    """The images among the files of a server, for hosted tools."""
+
+    def __init__(self, files: FileServiceLoader) -> None:
+        self._files = files
+
+    async def check_file(self, project: str, file_id: str, *, param: str) -> None:
+        await self._files.load().files.find(project, file_id, param=param)
+
+    async def load_image(self, project: str, file_id: str, *, max_bytes: int) -> tuple[str, bytes]:
+        from antiphon.engine.prepare.media import find_image_type
+
+        row, parts = await self._files.load().files.open_for_tools(project, file_id, param="file_id")
+        if row.bytes > max_bytes:
+            raise InvalidRequest(f"The file '{file_id}' is too large: at most {max_bytes} bytes are allowed.")
+        data = b"".join([part async for part in parts])
+        kind = find_image_type(data)
+        if kind is None:
+            raise InvalidRequest(f"The file '{file_id}' is not an image. Supported are PNG, JPEG, GIF and WebP.")
+        return kind, data

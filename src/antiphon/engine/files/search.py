@@ -72,12 +72,7 @@ class Searcher:
     async def search(self, project: str, store: StoreRow, query: SearchQuery) -> list[FoundChunk]:
         """Return the best chunks, best first. Raises InvalidRequest if the store has vectors of another model."""
         if store.embedding != self._embedder.id:
-            raise InvalidRequest(
-                f"The vector store '{store.id}' has vectors of '{store.embedding}', but this server uses "
-                f"'{self._embedder.id}'. Create a new vector store with the same files.",
-                param="vector_store_id",
-                code="embedding_model_changed",
-            )
+            raise _make_model_error(store, self._embedder.id)
         database = await self._storage.open()
         cached = await self._load_entries(database, project, store)
         allowed = None if query.filter is None else await run_in_thread(_select, cached, query.filter)
@@ -155,7 +150,7 @@ class Searcher:
         blocks: list[VectorBlock] = []
         size = 0
         for entry in (await self._load_entries(database, project, store)).entries:
-            async for block in self._read_blocks(database, entry):
+            async for block in self._read_blocks(database, store, entry):
                 blocks.append(block)
                 size += block.size
                 if size >= _BLOCK_BYTES:
@@ -196,7 +191,7 @@ class Searcher:
         blocks, size = dict(cached.blocks), cached.size
         for position in missing:
             parts: list[VectorBlock] = []
-            async for block in self._read_blocks(database, position):
+            async for block in self._read_blocks(database, store, position):
                 parts.append(block)
                 size += block.size
                 # The joined matrix is a copy, but then the parts are only views of it.
@@ -218,11 +213,25 @@ class Searcher:
             _, evicted = self._cache.popitem(last=False)
             total -= evicted.size
 
-    async def _read_blocks(self, database: FileDatabase, entry: int) -> Any:
-        after = 0
+    async def _read_blocks(self, database: FileDatabase, store: StoreRow, entry: int) -> Any:
+        """Yield the vectors of an entry. Raises InvalidRequest if they do not have the length of the query's vector."""
+        after, embedder = 0, self._embedder
+        size = None if embedder.is_local or embedder.dimensions is None else 2 * embedder.dimensions
         while rows := await database.read_vectors(entry, after=after, limit=_PAGE_CHUNKS):
             after = rows[-1].chunk_id
+            if size is not None and any(len(row.vectors) != size for row in rows):
+                raise _make_model_error(store, embedder.id)
             yield await run_in_thread(VectorBlock.build, entry, rows, self._embedder.dimensions)
+
+
+def _make_model_error(store: StoreRow, embedder_id: str) -> InvalidRequest:
+    used = f"'{embedder_id}'" if store.embedding != embedder_id else "vectors of another length"
+    return InvalidRequest(
+        f"The vector store '{store.id}' has vectors of '{store.embedding}', but this server uses {used}. "
+        "Create a new vector store with the same files.",
+        param="vector_store_id",
+        code="embedding_model_changed",
+    )
 
 
 def _measure(entries: Mapping[int, SearchEntry], blocks: Mapping[int, VectorBlock]) -> int:

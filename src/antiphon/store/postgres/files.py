@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
+import asyncpg
+
+from antiphon.errors import ServerError
 from antiphon.store.files.chunks import USAGE
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.rows import ChunkRow, ScoredChunk, TextMatch, VectorQuery
@@ -66,7 +69,12 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         ((missing,),) = await self._fetch(COUNT_MISSING, (list(query.entries),))
         if missing:
             return None
-        rows = await self._reader.submit(table.rank, make_parameters(scope, query))
+        try:
+            rows = await self._reader.submit(table.rank, make_parameters(scope, query))
+        except ServerError as error:
+            if isinstance(error.__cause__, asyncpg.DataError):  # vectors of different lengths
+                return None
+            raise
         return [ScoredChunk(*row) for row in rows]
 
     def _insert_chunks(

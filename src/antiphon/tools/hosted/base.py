@@ -55,17 +55,31 @@ class FileSearchService(Protocol):
         """Return the best passages of the stores, best first. `weights` are those of vectors and of words."""
 
 
+class StoredImageService(Protocol):
+    """The images among the files of a project."""
+
+    async def check_file(self, project: str, file_id: str, *, param: str) -> None:
+        """Raise NotFound with this param unless the project has the file."""
+
+    async def load_image(self, project: str, file_id: str, *, max_bytes: int) -> tuple[str, bytes]:
+        """Return the media type and the content of an image.
+
+        Raises NotFound if there is no such file, and InvalidRequest if it is too large or not an image.
+        """
+
+
 class HostedServices(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of the engine that tools use: one field per service, None if the engine does not have it.
 
     `claim` records an effect before it happens. It returns False if the same key of the project was claimed before, by
     any request or process, so that an effect with a key happens at most once. A claim lasts as long as responses are
-    stored, and a year if they do not expire. `file_search` searches vector stores.
+    stored, and a year if they do not expire. `file_search` searches vector stores. `images` reads stored files.
     """
 
     claim: Callable[[str, str], Awaitable[bool]] | None = None
     file_search: FileSearchService | None = None
     containers: ContainerService | None = None
+    images: StoredImageService | None = None
 
 
 NO_SERVICES = HostedServices()

@@ -61,7 +61,14 @@ class ImageGenerationHostedTool(HostedTool):
         tools = context.request.tools or []
         path = next((f"tools[{index}]" for index, each in enumerate(tools) if each is tool), "tools")
         _check(tool, path)
-        images = InputImages(context.items, tool.input_image_mask, rules=context.outbound)
+        images = InputImages(
+            context.items,
+            tool.input_image_mask,
+            project=context.project,
+            rules=context.outbound,
+            files=context.services.images,
+        )
+        await images.check_mask(path)
         if tool.action == "edit" and not images.has_any:
             raise InvalidRequest(
                 f"Invalid '{path}.action': there is no image in the conversation to edit.",
