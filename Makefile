@@ -23,7 +23,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
 	@echo "make test          run the tests"
-	@echo "make test-faults   run the tests with many streams at their full size (2,000 streams)"
+	@echo "make test-faults   run the tests with many streams and generated input at their full size"
 	@echo "make test-clients  run the tests with third-party clients; some need node and npm"
 	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
@@ -48,7 +48,8 @@ test: setup
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-faults: setup
-	@ANTIPHON_TEST_STREAMS=2000 $(BIN)/python -m pytest tests/hostile/test_many_streams.py $(ARGS)
+	@ANTIPHON_TEST_STREAMS=2000 ANTIPHON_TEST_EXAMPLES=250 $(BIN)/python -m pytest \
+		tests/hostile/test_many_streams.py tests/hostile/test_fuzz.py $(ARGS)
 
 # Without node, the Python clients are still tested. The warning names the clients that are not.
 test-clients: setup

@@ -55,6 +55,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
+        self.conn.debug = False  # its debug lines have the headers, with the key of the client, and the messages
         self._limits: ServerLimits = config.limits
         self._settings = self._limits.settings
         self._deadline = Deadline(self.loop, self._time_out)
