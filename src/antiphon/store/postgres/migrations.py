@@ -23,6 +23,8 @@ _CREATE = """
 CREATE TABLE antiphon_schema (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)
 """
 
+_STATE = "SELECT current_schema(), pg_is_in_recovery(), current_setting('transaction_read_only')::bool"
+
 _VERSION = "SELECT coalesce(max(version), 0) FROM antiphon_schema"
 
 _RECORD = "INSERT INTO antiphon_schema (version, name, applied_at) VALUES ($1, $2, now())"
@@ -44,12 +46,17 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
     """
     newest = migrations[-1].version
     async with connection.transaction():
-        schema, is_replica = await connection.fetchrow("SELECT current_schema(), pg_is_in_recovery()")
+        schema, is_replica, is_read_only = await connection.fetchrow(_STATE)
         if schema is None:
             raise ConfigError(f"The store {name} cannot be opened: the search_path of its user has no schema.")
         if is_replica:
             raise ConfigError(
                 f"The store {name} cannot be opened: the server is a read-only replica. Use the URL of the primary."
+            )
+        if is_read_only:
+            raise ConfigError(
+                f"The store {name} cannot be opened: the database is read-only. Turn default_transaction_read_only off "
+                "for its user."
             )
         version = _check_version(await read_version(connection), newest, name=name)
     if version < newest:
