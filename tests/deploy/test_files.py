@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scripts.run_containerfile import read_steps
 
 from antiphon.config import load
 from antiphon.server.scopes import ROUTE_SCOPES
@@ -39,18 +40,11 @@ def read_manifest(kind: str) -> Any:
     return found
 
 
-def read_steps() -> list[tuple[str, str]]:
-    """Return the instructions of the Containerfile, each with its argument on one line."""
-    text = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.MULTILINE)
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line]
-
-
 # The image
 
 
 def test_image_runs_as_an_ordinary_user_with_a_health_check() -> None:
-    steps = read_steps()
+    steps = read_steps(DEPLOY / "Containerfile")
     last_stage = steps[max(index for index, (name, _) in enumerate(steps) if name == "FROM") :]
     arguments = dict(last_stage)
     assert arguments["USER"] == f"{USER}:{USER}"
@@ -61,7 +55,7 @@ def test_image_runs_as_an_ordinary_user_with_a_health_check() -> None:
 
 
 def test_image_has_exact_base_images_and_copies_existing_files() -> None:
-    steps = read_steps()
+    steps = read_steps(DEPLOY / "Containerfile")
     bases = [argument.split()[0] for name, argument in steps if name == "FROM"]
     assert all(re.search(r":\d+\.\d+", base) for base in bases)
     copied = [argument.split()[:-1] for name, argument in steps if name == "COPY" and "--from" not in argument]
@@ -73,7 +67,7 @@ def test_build_context_excludes_large_and_private_files() -> None:
     assert ignored[0] == "*"
     copied = {
         name
-        for step, argument in read_steps()
+        for step, argument in read_steps(DEPLOY / "Containerfile")
         if step == "COPY" and "--from" not in argument
         for name in argument.split()[:-1]
     }

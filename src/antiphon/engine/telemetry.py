@@ -24,15 +24,19 @@ from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.engine.serve.hosted.journal import CallRecord
 from antiphon.engine.serve.stage import Stage
 from antiphon.protocol import codec
+from antiphon.protocol.hosted import ImageGenerationCall
+from antiphon.protocol.items import OutputItem
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.tools import hide_credentials
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun
 from antiphon.stream import deltas
 from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import join_text
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.telemetry.conventions import (
+    MAX_CONTENT_BYTES,
     REQUEST_ATTRIBUTES,
     TRACEPARENT,
     describe_address,
@@ -41,6 +45,7 @@ from antiphon.telemetry.conventions import (
     find_error_type,
     format_traceparent,
     make_current,
+    note_omission,
     parse_trace_headers,
     record_error,
 )
@@ -149,7 +154,7 @@ class EngineTelemetry:
                 span.set_attribute("error.type", "tool_error")
                 span.set_status(StatusCode.ERROR)
             if self.captures_content:
-                span.set_attribute("gen_ai.tool.call.result", codec.encode(item).decode())
+                span.set_attribute("gen_ai.tool.call.result", _encode_item(item))
 
     @contextmanager
     def trace_attempt(
@@ -415,12 +420,15 @@ def _describe_content(turn: Turn) -> dict[str, str]:
         attributes["gen_ai.system_instructions"] = encode_attribute(parts)
     if request.tools:
         tools = [hide_credentials(tool) for tool in request.tools]
-        attributes["gen_ai.tool.definitions"] = codec.encode(tools).decode()
+        attributes["gen_ai.tool.definitions"] = encode_attribute(_to_json(tools))
     return attributes
 
 
 def _encode_output(emitted: Sequence[Delta], reason: str) -> str:
     """Return the output of an answer. An answer that broke off has only its complete items."""
+    size = sum(len(delta.text) for delta in emitted if isinstance(delta, deltas.Text | deltas.Reasoning))
+    if size > MAX_CONTENT_BYTES:
+        return note_omission(size)
     numbers = iter(range(len(emitted) + 1))
     composer = Composer(
         Response(id="", created_at=0, model=""), new_id=lambda prefix: f"{prefix}_{next(numbers, 0)}", now=int
@@ -430,6 +438,22 @@ def _encode_output(emitted: Sequence[Delta], reason: str) -> str:
     except Exception:  # the engine reports deltas in an illegal order
         logger.debug("the output of a model call cannot be recorded", exc_info=True)
     return encode_attribute(make_output_messages(_to_json(composer.output), reason))
+
+
+def _encode_item(item: OutputItem | Unknown) -> str:
+    """Return the item of a hosted call, without the data of images."""
+    if isinstance(item, ImageGenerationCall):
+        item = msgspec.structs.replace(item, result=None)
+    return encode_attribute(_omit_data(_to_json([item])[0]))
+
+
+def _omit_data(value: Any) -> Any:
+    """Return a JSON value without data URLs."""
+    if isinstance(value, dict):
+        return {name: _omit_data(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_omit_data(each) for each in value]
+    return value if not isinstance(value, str) or not value.startswith("data:") else f"data of {len(value)} bytes"
 
 
 def _to_json(items: Sequence[Any]) -> list[Any]:

@@ -23,6 +23,9 @@ from antiphon.telemetry.current_trace import CurrentTrace
 SCOPE = "antiphon"
 TRACEPARENT = "traceparent"
 
+MAX_CONTENT_BYTES = 256 * 1024
+"""Maximum size of an attribute with the text of prompts, answers, arguments or results."""
+
 # The parameters of a request that have an attribute.
 REQUEST_ATTRIBUTES = {
     "model": "gen_ai.request.model",
@@ -83,7 +86,16 @@ def record_error(span: Span, error: BaseException) -> None:
 
 
 def encode_attribute(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    """Return a value as JSON, or a note about its size if it is too large.
+
+    Thousands of spans can wait for their export, so the memory of each must be bounded.
+    """
+    encoded = msgspec.json.encode(value)
+    return encoded.decode() if len(encoded) <= MAX_CONTENT_BYTES else note_omission(len(encoded))
+
+
+def note_omission(size: int) -> str:
+    return f'"omitted: {size} bytes"'
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
 from antiphon.engine.telemetry import ModelCallRecord
 from antiphon.protocol.response import Usage
 from antiphon.server.metrics.server_metrics import MAX_MODELS

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
 from antiphon.agent import tracing
 from antiphon.server.telemetry import server_telemetry
 from support.live_server import LiveServer

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
 from antiphon import Agent
 from antiphon.backends.chat_completions.backend import create as create_chat
 from antiphon.config import BackendSettings
 from antiphon.server.log import JsonFormatter
+from antiphon.telemetry.conventions import MAX_CONTENT_BYTES
 from antiphon.telemetry.environment import CONTENT_VARIABLE
 from antiphon.tools.hosted.registry import HostedTools
 from support.hosted_harness import FILE_SEARCH, make_call, make_script
@@ -299,3 +302,29 @@ def test_backend_of_new_settings_is_traced_too(receiver: OtlpReceiver, start: Se
     assert server.ask("POST", "/v1/responses", {"model": "other", "input": "hi"}).status == 200
     server.stop()
     assert receiver.list_parents() == [(SERVER, ""), ("chat other", SERVER)]
+
+
+def test_large_content_is_replaced_by_its_size(
+    receiver: OtlpReceiver, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONTENT_VARIABLE, "true")
+    server = start({"default": "x" * (MAX_CONTENT_BYTES + 1)})
+    server.ask("POST", "/v1/responses", {"model": "scripted", "input": "y" * (MAX_CONTENT_BYTES + 1)})
+    server.stop()
+    attributes = receiver.find("chat scripted").attributes
+    assert attributes["gen_ai.output.messages"] == f'"omitted: {MAX_CONTENT_BYTES + 1} bytes"'
+    assert attributes["gen_ai.input.messages"].startswith('"omitted: ')
+
+
+def test_result_of_a_hosted_call_is_recorded_only_if_requested(
+    receiver: OtlpReceiver, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("", "true"):
+        monkeypatch.setenv(CONTENT_VARIABLE, value)
+        server = start(make_script([make_call("secret")], "Done."), hosted_tools=HostedTools([RecordingTool()]))
+        server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "tools": [FILE_SEARCH]})
+        server.stop()
+    silent, full = [span.attributes for span in receiver.spans if span.name == "execute_tool file_search"]
+    assert "secret" not in json.dumps(silent)
+    assert json.loads(full["gen_ai.tool.call.arguments"]) == {"queries": ["secret"]}
+    assert json.loads(full["gen_ai.tool.call.result"])["queries"] == ["secret"]
