@@ -14,6 +14,7 @@ _USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
 
 ToolName = Annotated[str, Meta(min_length=1)]
 Caller = Literal["direct", "programmatic"]
+Callers = Annotated[list[Caller], Meta(min_length=1)]
 
 if TYPE_CHECKING:
     Tools: TypeAlias = "list[Tool | Unknown]"
@@ -26,7 +27,7 @@ class FunctionTool(Tagged, tag="function"):
     description: str | None = always(None)
     parameters: JsonObject | None = always(None)
     strict: bool | None = always(None)
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
     async_: bool | None = msgspec.field(default=None, name="async")
     defer_loading: bool | None = None
     output_schema: JsonObject | None = None
@@ -45,7 +46,7 @@ class CustomTool(Tagged, tag="custom"):
     name: ToolName
     description: str | None = None
     format: TextInput | GrammarInput | None = None
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
     async_: bool | None = msgspec.field(default=None, name="async")
     defer_loading: bool | None = None
 
@@ -133,7 +134,7 @@ class McpApprovalFilter(Wire):
 
 class McpTool(Tagged, tag="mcp"):
     server_label: str
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
     allowed_tools: list[str] | McpToolFilter | None = None
     authorization: str | None = None
     connector_id: str | None = None
@@ -147,7 +148,7 @@ class McpTool(Tagged, tag="mcp"):
 
 class CodeInterpreterTool(Tagged, tag="code_interpreter"):
     container: str | JsonObject
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
 
 
 class ProgrammaticToolCallingTool(Tagged, tag="programmatic_tool_calling"):
@@ -177,12 +178,12 @@ class LocalShellTool(Tagged, tag="local_shell"):
 
 
 class ShellTool(Tagged, tag="shell"):
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
     environment: JsonObject | None = None
 
 
 class ApplyPatchTool(Tagged, tag="apply_patch"):
-    allowed_callers: list[Caller] | None = None
+    allowed_callers: Callers | None = None
 
 
 Tool = (

@@ -34,6 +34,7 @@ from antiphon.stream.drafts import (
 )
 from antiphon.stream.limits import MEASURED, AnswerLimits, measure_delta
 from antiphon.stream.passthrough import (
+    ID_PREFIXES,
     PassthroughDraft,
     get_call_id,
     get_sequence_number,
@@ -49,18 +50,6 @@ Key = int | str | None
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
 _DEFAULT_LIMITS = AnswerLimits()
 # Id prefixes for items that a backend yields whole and without an id.
-_PREFIXES = {
-    "message": MessageDraft.prefix,
-    "reasoning": ReasoningDraft.prefix,
-    "shell_call": "sh",
-    "local_shell_call": "lsh",
-    "apply_patch_call": "apc",
-    "mcp_approval_request": "mcpr",
-    "program_output": "cmo",
-    "computer_call": "cu",
-    "tool_search_call": "tsc",
-    "tool_search_output": "tso",
-}
 
 
 class IllegalDelta(Exception):
@@ -342,7 +331,7 @@ class Composer:
         """Add missing ids, and replace a call id that another call of this response already has."""
         item_id = item.id
         if not item_id and not isinstance(item, Unknown):
-            item_id = self._new_id(_PREFIXES.get(item.type, "item"))
+            item_id = self._new_id(ID_PREFIXES.get(item.type, PassthroughDraft.prefix))
         given = get_call_id(item)
         call_id = self._resolve_call_id(item, given, item_id)
         return item if (item_id, call_id) == (item.id, given) else replace_ids(item, item_id, call_id)

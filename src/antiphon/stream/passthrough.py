@@ -13,11 +13,24 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import ITEMS, CompactionTrigger, ConfigurationUpdate, ItemReference, OutputItem
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.drafts import Draft, Ending
+from antiphon.stream.drafts import Draft, Ending, MessageDraft, ReasoningDraft
 
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
 _ONGOING_STATUSES = frozenset({"in_progress", "searching", "interpreting", "generating", "calling"})
 _INPUT_ONLY_TYPES = (CompactionTrigger, ItemReference, ConfigurationUpdate)
+# The prefixes of the ids of whole items.
+ID_PREFIXES = {
+    "message": MessageDraft.prefix,
+    "reasoning": ReasoningDraft.prefix,
+    "shell_call": "sh",
+    "local_shell_call": "lsh",
+    "apply_patch_call": "apc",
+    "mcp_approval_request": "mcpr",
+    "program_output": "cmo",
+    "computer_call": "cu",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+}
 
 
 class PassthroughDraft(Draft):

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("mcp")
@@ -408,22 +407,6 @@ async def test_list_that_fails_after_the_beginning_is_a_failed_item() -> None:
     (item,) = output
     assert (item["tools"], item["error"]["type"], item["error"]["code"]) == ([], "http_error", 503)
     assert session.functions == []
-
-
-async def test_deferred_list_is_loaded_later_and_may_fail() -> None:
-    async with serve_mcp(TOOLS) as server, hosting() as tool:
-        context = msgspec.structs.replace(make_context([entry(server, defer_loading=True)]), can_defer=True)
-        session = await open_session(tool, context)
-        assert (session.is_deferred, session.functions, await collect(session.introduce())) == (True, [], [])
-        assert server.methods == []
-        loaded = await session.load()
-        other = await open_session(tool, context)
-        server.status = 503
-        events, output = compose(await other.load())
-    assert [function.name for function in session.functions] == [*NAMES]
-    assert (session.is_deferred, compose(loaded)[1][0]["type"]) == (False, "mcp_list_tools")
-    assert list_types(events)[2:] == ["mcp_list_tools.failed", "output_item.done"]
-    assert (other.functions, output[0]["error"]["code"]) == ([], 503)
 
 
 @pytest.mark.parametrize("location", ["http://10.0.0.1/mcp", "http://localhost/mcp"])

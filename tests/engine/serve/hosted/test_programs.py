@@ -331,4 +331,7 @@ async def test_tool_for_programs_needs_the_tool_for_programs() -> None:
     async with run_programs("Done.") as harness:
         with pytest.raises(InvalidRequest) as raised:
             await harness.answer("go", tools=[{"type": "function", "name": "f", "parameters": {}}, GET])
+        with pytest.raises(InvalidRequest) as empty:
+            await harness.answer("go", tools=[PROGRAMS, GET | {"allowed_callers": []}])
     assert (raised.value.param, raised.value.code) == ("tools[1].allowed_callers", "invalid_value")
+    assert empty.value.param == "tools[1].allowed_callers"
