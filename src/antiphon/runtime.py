@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from antiphon.agent.guardrails import CallGuardrail, InputGuardrail, OutputGuardrail, ResultGuardrail
-    from antiphon.agent.handoffs import Handoff
+    from antiphon.agent.handoffs import Handoff, InputFilter
     from antiphon.engine.engine import Engine
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
             turn_retries: int = 2,
             output_retries: int = 1,
+            history_filter: "InputFilter | None" = None,
             handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
             input_guardrails: Sequence[InputGuardrail] = (),
             output_guardrails: Sequence[OutputGuardrail] = (),
@@ -91,6 +92,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
             turn_retries: int = 2,
             output_retries: int = 1,
+            history_filter: "InputFilter | None" = None,
             handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
             input_guardrails: Sequence[InputGuardrail] = (),
             output_guardrails: Sequence[OutputGuardrail] = (),
@@ -120,6 +122,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
             turn_retries: int = 2,
             output_retries: int = 1,
+            history_filter: "InputFilter | None" = None,
             handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
             input_guardrails: Sequence[InputGuardrail] = (),
             output_guardrails: Sequence[OutputGuardrail] = (),

@@ -133,6 +133,17 @@ async def test_finished_run_has_the_output_again(in_process: ScriptedModel, ledg
     assert (again.kind, again.output, again.text, again.history) == ("final", BERN, outcome.text, outcome.history)
 
 
+async def test_run_resumed_with_another_output_type_does_not_match(in_process: ScriptedModel, ledger: Ledger) -> None:
+    in_process.set_answers([ANSWER])
+    agent = in_process.agent(output_type=Weather, output_mode="tool")
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
+    same = await in_process.agent(output_type=Weather).resume("run_1", ledger=ledger)
+    assert (same.kind, same.output) == ("final", BERN)
+    other = await in_process.agent(output_type=Apology).resume("run_1", ledger=ledger)
+    assert other.error is not None
+    assert (other.kind, other.error.code) == ("failed", "invalid_output")
+
+
 async def test_guardrail_replaces_the_answer_of_an_output_tool(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers([ANSWER])
     redact: Any = lambda check: Replace(Weather("****", check.output.celsius))  # noqa: E731
@@ -225,12 +236,13 @@ async def test_model_without_structured_output_gets_the_schema_as_a_prompt(in_pr
     assert notices == ["The model has no structured output. The instructions contain the schema of the output instead."]
 
 
-async def test_invalid_schema_fails_the_run(in_process: ScriptedModel) -> None:
+@pytest.mark.parametrize("code", ["invalid_json_schema", "invalid_value"])
+async def test_invalid_schema_fails_the_run(in_process: ScriptedModel, code: str) -> None:
     refusal = "Invalid schema for response_format 'output': 'x' is not supported."
-    in_process.transport.refusals = [InvalidRequest(refusal, param="text.format.schema", code="invalid_json_schema")]
+    in_process.transport.refusals = [InvalidRequest(refusal, param="text.format.schema", code=code)]
     outcome = await in_process.agent(output_type=Weather).run("Go.")
     assert outcome.error is not None
-    assert (outcome.kind, outcome.error.code, len(in_process.sent)) == ("failed", "invalid_json_schema", 1)
+    assert (outcome.kind, outcome.error.code, len(in_process.sent)) == ("failed", code, 1)
 
 
 # Unions in the format of a schema

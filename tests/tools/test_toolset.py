@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Agent, ConfigError, McpServer, RunContext, Tool, Toolset, WebSearch, tool
+from antiphon import Agent, ConfigError, McpServer, RunContext, Tool, Toolset, WebSearch, computer_tool, tool
 from antiphon.testing.scripted import ScriptedTransport
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -81,6 +81,15 @@ async def test_calls_of_a_set_need_approval(when: Any, waits: bool) -> None:
     assert [each.name for each in outcome.pending] == (["delete_city"] if waits else [])
 
 
+def test_native_tools_have_fixed_names_and_safety_checks() -> None:
+    screen = computer_tool(lambda *_: "https://example.com/a.png")
+    (changed,) = Toolset(screen).prefix("x_").require_approval(lambda _: False).list_tools()
+    assert isinstance(changed, Tool)
+    assert callable(changed.needs_approval)
+    assert (changed.name, changed.describe()) == ("computer", {"type": "computer"})
+    assert [changed.needs_approval({"safety_checks": checks}) for checks in ([], [{"id": "sc_1"}])] == [False, True]
+
+
 @dataclass
 class User:
     is_admin: bool
@@ -141,6 +150,7 @@ async def test_mcp_server_is_a_set(tmp_path: Path) -> None:
 def test_mistakes_are_refused() -> None:
     for make, message in (
         (lambda: Toolset(get_weather, len), "len is not a tool: decorate it with @tool."),
+        (lambda: Toolset.dynamic([get_weather]), "dynamic: expected a function, got list."),
         (lambda: BOTH.filter("get_weather"), "filter: expected names of tools or a function, got a string."),
         (lambda: BOTH.filter(["wether"]), "There is no tool 'wether' in the set. It has: get_weather, delete_city."),
         (

@@ -20,7 +20,7 @@ from antiphon.agent.budget import ParentRun
 from antiphon.agent.definition import ConversationState, Definition, split_tools
 from antiphon.agent.entries import Overrides, Verdict
 from antiphon.agent.guardrails import CallGuardrail, Guardrails, InputGuardrail, OutputGuardrail, ResultGuardrail
-from antiphon.agent.handoffs import Handoff, collect_agents, read_handoffs
+from antiphon.agent.handoffs import Handoff, InputFilter, collect_agents, read_handoffs
 from antiphon.agent.history import ModelSupport
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.outcome import Outcome, RunEvent, read_outcome
@@ -67,9 +67,10 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     ("tool"), or as the instructions tell it ("prompt"). With `conversation_state="client"` every request has the whole
     conversation; with "server" it continues the response before, as long as the server supports that. `settings` are
     further parameters of every request. `hooks` are called with every event of every run, and with the context of the
-    run if they take two arguments. `output_retries` is the number of further answers after an invalid one. `handoffs`
-    are the agents to which the model can hand a run over. Guardrails check the input, the output, the tool calls and
-    their results.
+    run if they take two arguments. `output_retries` is the number of further answers after an invalid one.
+    `history_filter` selects the items of each request; the history of the run does not change. `handoffs` are the
+    agents to which the model can hand a run over. Guardrails check the input, the output, the tool calls and their
+    results.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         hooks: Sequence[Hook[DepsT_contra]] | None = None,
         turn_retries: int = 2,
         output_retries: int = 1,
+        history_filter: InputFilter | None = None,
         handoffs: "Sequence[Agent[Any, Any] | Handoff]" = (),
         input_guardrails: Sequence[InputGuardrail] = (),
         output_guardrails: Sequence[OutputGuardrail] = (),
@@ -106,6 +108,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         mode = state or conversation_state
         if mode not in get_args(ConversationState):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
+        if history_filter is not None and mode == "server":
+            raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
         output = make_output(output_type, output_mode, where=f"{name}.output_type")
         task = Task(
             limits=limits or Limits(),
@@ -137,6 +141,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
                 input=input_guardrails, output=output_guardrails, calls=call_guardrails, results=result_guardrails
             ),
             hooks=tuple(hooks or ()),
+            history_filter=history_filter,
             conversation_state=mode,
             support=ModelSupport(),
             endpoint=(transport or base_url, model),

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from antiphon.agent.entries import NO_OVERRIDES, Overrides
 from antiphon.agent.guardrails import NO_GUARDRAILS, Guardrails
-from antiphon.agent.handoffs import Handoff
+from antiphon.agent.handoffs import Handoff, InputFilter
 from antiphon.agent.history import ModelSupport
 from antiphon.agent.limits import Limits
 from antiphon.agent.model import ResponsesModel
@@ -61,6 +61,7 @@ class Definition(Struct, frozen=True, kw_only=True):
     load_tools: LoadTools | None = None
     guardrails: Guardrails = NO_GUARDRAILS
     hooks: Sequence[Callable[..., object]] = ()
+    history_filter: InputFilter | None = None
     conversation_state: ConversationState = "client"
     support: ModelSupport
     endpoint: Hashable = None
@@ -128,6 +129,7 @@ class RunSetup:
             conversation_state=definition.conversation_state,
             support=definition.support,
             output=definition.task.output,
+            history_filter=definition.history_filter,
             raw_events=raw_events,
         )
 

@@ -23,7 +23,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "required": [], "additiona
 SECOND_HANDOFF = "The call was not made: a turn can have one handoff, and it had another one before."
 
 InputFilter = Callable[[list[JsonObject]], Sequence[JsonObject] | Awaitable[Sequence[JsonObject]]]
-"""Returns the history for the next agent, from the history including the handoff."""
+"""Returns the history that a model reads, from the whole history."""
 
 
 class HandoffTarget(Protocol):
@@ -81,8 +81,7 @@ class Handoff:
         if self._input_filter is None:
             return None
         filtered = self._input_filter(history)
-        items = await filtered if inspect.isawaitable(filtered) else filtered
-        _require_items(items)
+        items = require_items(await filtered if inspect.isawaitable(filtered) else filtered, "input_filter")
         # The history must be equal to that of a resumed run.
         decoded: list[JsonObject] = msgspec.json.decode(msgspec.json.encode(items))
         return decoded
@@ -104,9 +103,11 @@ class Handoff:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _require_items(items: Any) -> None:
+def require_items(items: Any, name: str) -> Sequence[JsonObject]:
+    """Return the items that a filter of this name has returned. Raises TypeError if they are no items."""
     if not isinstance(items, Sequence) or not all(isinstance(item, dict) for item in items):
-        raise TypeError("input_filter must return a list of items")
+        raise TypeError(f"{name} must return a list of items")
+    return items
 
 
 def _make_input_type(input_type: Any, agent: str) -> JsonType:

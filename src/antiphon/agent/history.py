@@ -336,9 +336,9 @@ def refuses_encryption(error: AntiphonError) -> bool:
 
 def refuses_format(error: AntiphonError) -> bool:
     """Return True if the model cannot answer in the format of a JSON Schema. An invalid schema is another error."""
-    if error.type != InvalidRequest.type or error.code == _SCHEMA_ERROR:
-        return False
     message = error.message.lower()
+    if error.type != InvalidRequest.type or error.code == _SCHEMA_ERROR or "invalid schema" in message:
+        return False
     is_about_format = any(name in message for name in _FORMAT_NAMES) or error.param in _FORMAT_PARAMS
     return is_about_format and any(word in message for word in _UNSUPPORTED_WORDS)
 

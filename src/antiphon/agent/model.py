@@ -1,5 +1,6 @@
 """One turn of the model: from the state of a run to a request, and from the response to an answer."""
 
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
@@ -9,6 +10,8 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from antiphon.agent.handoffs import InputFilter as HistoryFilter
+from antiphon.agent.handoffs import require_items
 from antiphon.agent.history import (
     ENCRYPTED_REASONING,
     OUTPUT_TYPES,
@@ -16,6 +19,7 @@ from antiphon.agent.history import (
     HistoryCompleter,
     ModelSupport,
     cannot_decrypt,
+    complete_history,
     drop_encrypted,
     drop_lone_reasoning,
     find_native_calls,
@@ -130,6 +134,14 @@ TurnStream = AsyncGenerator["Sequence[AnyDelta] | ModelNotice | FailedAttempt | 
 """The deltas that were received together are one element."""
 
 
+class HistoryFilterFailed(AntiphonError):
+    """The history filter of an agent raised an exception, or returned no items."""
+
+    status = 500
+    type = "server_error"
+    default_code = "history_filter_failed"
+
+
 class ModelClient(Protocol):
     def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         """Request one turn. The answer is the last element. Closing the stream stops the model."""
@@ -140,8 +152,9 @@ class ResponsesModel:
 
     `settings` are the parameters of every request. With `conversation_state="client"` every request has the whole
     history; with "server" it continues the response before, as long as the server supports that. `support` is shared
-    by all runs of the model. `output` is the type of the answer; the settings have its `text.format`. With `raw_events`
-    every event of the server is also part of the stream. Each run has its own instance.
+    by all runs of the model. `output` is the type of the answer; the settings have its `text.format`. `history_filter`
+    selects the items of each request. With `raw_events` every event of the server is also part of the stream. Each run
+    has its own instance.
     """
 
     def __init__(
@@ -153,9 +166,11 @@ class ResponsesModel:
         conversation_state: Literal["client", "server"] = "client",
         support: ModelSupport | None = None,
         output: TypedOutput | None = None,
+        history_filter: HistoryFilter | None = None,
         raw_events: bool = False,
     ) -> None:
         self._transport = transport
+        self._history_filter = history_filter
         self._output = output
         self._output_tools = [] if output is None else output.describe_tools()
         self._raw_events = raw_events
@@ -182,7 +197,7 @@ class ResponsesModel:
         fallbacks: set[Fallback] = set()
         answer: ModelAnswer | None = None
         while answer is None:
-            attempt = self._prepare(state, extra_input, fallbacks, use_tools=use_tools)
+            attempt = await self._prepare(state, extra_input, fallbacks, use_tools=use_tools)
             try:
                 async with aclosing(await self._transport.stream(attempt.request)) as events:
                     async for batch in events:
@@ -209,7 +224,13 @@ class ResponsesModel:
         self._support.refuses_format |= "prompt_output" in fallbacks
         yield msgspec.structs.replace(answer, drops_encrypted="drop_encrypted" in fallbacks)
 
-    def _prepare(
+    async def _prepare(
+        self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
+    ) -> "_Attempt":
+        attempt = self._build(state, extra_input, fallbacks, use_tools=use_tools)
+        return attempt if self._history_filter is None else await self._filter(attempt, self._history_filter)
+
+    def _build(
         self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
     ) -> "_Attempt":
         request = self._settings | {"store": self._conversation_state == "server"}
@@ -228,6 +249,20 @@ class ResponsesModel:
         history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
         items = [*self._completer.complete(history), *extra_input]
         return self._make_attempt(request | {"input": items}, items)
+
+    async def _filter(self, attempt: "_Attempt", history_filter: HistoryFilter) -> "_Attempt":
+        """Return the attempt with the items that the filter selects. Raises HistoryFilterFailed."""
+        try:
+            filtered = history_filter(list(attempt.request["input"]))
+            items = await filtered if inspect.isawaitable(filtered) else filtered
+            completed = complete_history(require_items(items, "history_filter"))
+        except AssertionError:
+            # An assertion of a test must fail the test, not only the run.
+            raise
+        except Exception as error:
+            logger.warning("the history_filter failed", exc_info=error)
+            raise HistoryFilterFailed(f"The history_filter failed: {type(error).__name__}: {error}") from error
+        return self._make_attempt(attempt.request | {"input": completed}, completed)
 
     def _make_attempt(self, request: JsonObject, context: Sequence[JsonObject]) -> "_Attempt":
         return _Attempt(request, context, raw_events=self._raw_events, native_types=self._native_types)

@@ -177,7 +177,7 @@ async def add_partial_outputs(events: RunEvents, find_output: Callable[[str | No
             if isinstance(event, TurnStarted | TurnRestarted):
                 readers = {}
             if isinstance(event, RunEnded) and output is not None:
-                whole = _make_last(event, last)
+                whole = _make_last(event, output, last)
                 if whole is not None:
                     yield whole
             yield event
@@ -198,10 +198,10 @@ def _read_event(event: RunEvent, output: TypedOutput, readers: dict[str, Partial
     return None if read is None else PartialOutput(event.run_id, *read, parent_id=event.parent_id)
 
 
-def _make_last(event: RunEnded, last: PartialOutput | None) -> PartialOutput | None:
+def _make_last(event: RunEnded, output: TypedOutput, last: PartialOutput | None) -> PartialOutput | None:
     """Return the whole output, unless it was the last partial one."""
     outcome = event.outcome
     if outcome.output is None or (last is not None and last.output == outcome.output):
         return None
-    data = msgspec.to_builtins(outcome.output, enc_hook=lambda value: value.model_dump(mode="json"))
+    data = output.type.unwrap(read_json(output.encode(outcome.output)))
     return PartialOutput(event.run_id, data, outcome.output, parent_id=event.parent_id)

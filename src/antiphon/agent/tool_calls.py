@@ -455,9 +455,10 @@ class ToolCalls:
 
     def _find_unresolved_key(self, call: ToolInvocation, result: ToolResult) -> str | UnsetType:
         """Return the key of a call whose effect is not known. A subagent lists its own unresolved calls instead."""
-        if not result.may_have_happened or call.call_id in self._journal.subagents:
+        if not result.may_have_happened:
             return UNSET
-        return self._journal.make_key(call)
+        subagent, key = self._journal.subagents.get(call.call_id), self._journal.make_key(call)
+        return UNSET if subagent is not None and subagent.run_id == key else key
 
     def _list_unresolved(self, call: ToolInvocation) -> list[UnresolvedCall] | UnsetType:
         """Return the unresolved calls of the subagent that a call has run. UNSET if there were none before either."""

@@ -164,7 +164,8 @@ class TypedOutput:
 
     def parse_call(self, name: str, arguments: str) -> Any:
         """Return the value in the call of an output tool. Raises msgspec.ValidationError or msgspec.DecodeError."""
-        return self.tools[name].convert(read_json(arguments or "{}"))
+        # The output type of an agent that resumes a run may have changed.
+        return self.tools.get(name, self.type).convert(read_json(arguments or "{}"))
 
     def parse_result(self, text: str) -> Any:
         """Return the value in the result of a tool: the JSON of a value, or a text. Raises msgspec.ValidationError."""

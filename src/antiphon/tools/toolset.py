@@ -15,6 +15,7 @@ import msgspec
 
 from antiphon.errors import ConfigError
 from antiphon.tools.base import RunContext, Tool
+from antiphon.tools.native import NativeTool
 from antiphon.tools.server_tools import ServerTool
 
 AnyTool: TypeAlias = Tool | ServerTool
@@ -46,6 +47,8 @@ class Toolset:
     @classmethod
     def dynamic(cls, make: MakeTools) -> "Toolset":
         """Return a set that a function of the run's context makes before every turn."""
+        if not callable(make):
+            raise ConfigError(f"dynamic: expected a function, got {type(make).__name__}.")
         made = cls()
         made._make = make
         return made
@@ -76,6 +79,7 @@ class Toolset:
     def require_approval(self, when: Callable[[Mapping[str, Any]], bool] | None = None) -> "Toolset":
         """Return the tools with approval of their calls: of all, or as a function of the arguments decides.
 
+        Calls that need approval already still need it.
         Raises ConfigError for tools that the server runs: their calls never reach the agent.
         """
         return self._change(lambda tool: _require_approval(tool, when))
@@ -173,10 +177,17 @@ def _is_changing(member: Member) -> bool:
 
 
 def _rename(tool: AnyTool, change: Callable[[str], str]) -> AnyTool:
-    return tool if isinstance(tool, ServerTool) else msgspec.structs.replace(tool, name=change(tool.name))
+    # The model knows native tools by their types, and the server runs its own tools.
+    if isinstance(tool, ServerTool | NativeTool):
+        return tool
+    return msgspec.structs.replace(tool, name=change(tool.name))
 
 
 def _require_approval(tool: AnyTool, when: Callable[[Mapping[str, Any]], bool] | None) -> AnyTool:
     if isinstance(tool, ServerTool):
         raise ConfigError(f"require_approval: the server runs the tool '{tool.type}', so the agent cannot ask for it.")
-    return msgspec.structs.replace(tool, needs_approval=True if when is None else when)
+    before = tool.needs_approval
+    if when is None or before is True:
+        return msgspec.structs.replace(tool, needs_approval=True)
+    rules = [when, before] if callable(before) else [when]
+    return msgspec.structs.replace(tool, needs_approval=lambda arguments: any(rule(arguments) for rule in rules))
