@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.errors import ConfigError
-from antiphon.limit_settings import ModelPrice, ProjectSettings, UsageLimits, read_prices, read_projects
+from antiphon.limit_settings import ModelPrice, ProjectSettings, UsageLimits, lacks_prices, read_prices, read_projects
 from antiphon.setting_readers import (
     PREFIX,
     ProblemCollector,
@@ -320,6 +320,8 @@ def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
     if settings.workers > 1 and settings.store.startswith("memory:") and not settings.stateless:
         message = "workers: the memory store belongs to one process. Use SQLite or PostgreSQL, or one worker."
         yield ("workers", "store"), message
+    if lacks_prices(settings.limits, settings.projects, settings.prices):
+        yield ("prices",), "cost_per_month needs the prices of models: set the tables [prices.MODEL]."
     for name in settings.allowed_hosts:
         if not _HOST_NAME.fullmatch(name.strip()):
             yield (), f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path."

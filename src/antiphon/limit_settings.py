@@ -98,3 +98,9 @@ def read_prices(value: Any, *, origin: str) -> dict[str, ModelPrice]:
             prices[model] = convert_table(table, ModelPrice, origin=f"{origin}.{model}")
     found.raise_any()
     return prices
+
+
+def lacks_prices(limits: UsageLimits, projects: Mapping[str, ProjectSettings], prices: Mapping[str, object]) -> bool:
+    """Return True if there is a budget of costs, but no price."""
+    tables = [limits, *(table for each in projects.values() for table in (each.limits, each.key_limits))]
+    return not prices and any(table is not None and table.cost_per_month is not None for table in tables)

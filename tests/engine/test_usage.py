@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon.engine import usage as module
 from antiphon.engine.usage import Charge, UsageRecorder
-from antiphon.errors import StoreUnavailable
+from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.limit_settings import ModelPrice
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
 from antiphon.store.usage import DAY, HOUR, MINUTE, UsageRow
 
 NOW = 1_700_006_405.5
@@ -87,6 +89,32 @@ async def test_usage_that_could_not_be_written_is_written_later_once(store: Fail
     assert [row.requests for row in await list_usage(store)] == [2]
 
 
+async def test_usage_that_cannot_be_written_is_given_up(
+    store: FailingStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(rows: Sequence[UsageRow]) -> None:
+        raise ServerError("a row is damaged")
+
+    recorder = UsageRecorder(store, {}, now=lambda: NOW)
+    recorder.record("p", "", "m", SPENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "add_usage", fail)
+        assert await recorder.flush() is False
+    assert "the usage of 1 minutes and models is lost" in caplog.text
+    recorder.record("p", "", "n", SPENT)
+    await recorder.flush()
+    assert [row.model for row in await list_usage(store)] == ["n"]
+
+
+async def test_number_of_recorded_models_is_bounded(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MODELS", 2)
+    recorder = UsageRecorder(store, {}, now=lambda: NOW)
+    for model in ("x" * 300, "a", "b", "c", "a"):
+        recorder.record("p", "", model, SPENT)
+    await recorder.flush()
+    assert [(row.model, row.requests) for row in await list_usage(store)] == [("a", 2), ("b", 1), ("other", 2)]
+
+
 async def test_close_writes_the_last_usage(store: FailingStore) -> None:
     recorder = UsageRecorder(store, {}, now=lambda: NOW)
     recorder.record("p", "", "m", SPENT)
@@ -135,3 +163,15 @@ async def test_interrupted_response_is_counted_by_an_estimate(make_harness: Any)
     await asyncio.sleep(0)
     (row,) = harness.engine.usage._rows.values()
     assert (row.requests, row.input_tokens > 5, row.output_tokens > 3) == (1, True, True)
+
+
+async def test_written_usage_is_in_the_file_before_the_process_ends(tmp_path: Path) -> None:
+    writing, reading = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
+    await writing.open()
+    await reading.open()
+    recorder = UsageRecorder(writing, {}, now=lambda: NOW)
+    recorder.record("p", "key_1", "m", SPENT)
+    await recorder.flush()
+    assert [row.requests for row in await reading.list_usage(0, 2**40, width=DAY)] == [1]
+    await writing.close()
+    await reading.close()

@@ -15,7 +15,7 @@ import msgspec
 
 from antiphon import offload
 from antiphon.engine.prepare.prepare import Prepared
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, Unavailable
 from antiphon.limit_settings import ModelPrice
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response, Usage
@@ -27,6 +27,13 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 5.0
 """Time between the end of a response and the write of its usage."""
 
+MAX_MODELS = 1000
+"""Number of model names with rows of their own. A client can choose any name if an upstream takes any."""
+
+OTHER_MODEL = "other"
+"""The model of usage beyond `MAX_MODELS`."""
+
+_MAX_MODEL_LENGTH = 256
 # With this number of rows, they are written at once.
 _MAX_ROWS = 1000
 # While the store fails, rows up to this number are held for the next attempt.
@@ -62,6 +69,7 @@ class UsageRecorder:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
+        self._models: set[str] = set()
         self._rolled_up_at = 0.0
         self._is_closed = False
         self.on_charge: Callable[[Charge], None] | None = None
@@ -71,6 +79,8 @@ class UsageRecorder:
         cached = usage.input_tokens_details.cached_tokens
         price = self.prices.get(model) if self.prices else None
         cost = 0.0 if price is None else price.compute_cost(usage.input_tokens, cached, usage.output_tokens)
+        if model not in self._models:
+            model = self._add_model(model)
         key = int(self._now()) // MINUTE * MINUTE, project, key_id, model
         before = self._rows.get(key)
         if before is None:
@@ -89,6 +99,13 @@ class UsageRecorder:
         if self._timer is None and not self._is_closed:
             seconds = 0.0 if len(self._rows) >= _MAX_ROWS else FLUSH_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, self._start_flush)
+
+    def _add_model(self, model: str) -> str:
+        """Return the name under which the usage of a new model is recorded."""
+        if len(self._models) >= MAX_MODELS or len(model) > _MAX_MODEL_LENGTH:
+            return OTHER_MODEL
+        self._models.add(model)
+        return model
 
     def record_response(self, project: str, key_id: str, response: Response, prepared: Prepared | None = None) -> None:
         """Count a response that has ended.
@@ -124,9 +141,12 @@ class UsageRecorder:
                 return True
             try:
                 await self._store.add_usage(list(rows.values()))
-            except AntiphonError as error:  # the store logs its failures
+            except Unavailable as error:  # the store logs its failures
                 logger.debug("the usage was not written yet: %s", error)
                 self._put_back(list(rows.values()))
+                return False
+            except Exception:  # the same rows would fail again
+                logger.exception("the usage of %d minutes and models is lost", len(rows))
                 return False
         await self._roll_up()
         return True
