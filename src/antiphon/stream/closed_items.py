@@ -21,6 +21,21 @@ class ClosedItem(NamedTuple):
     ending: tuple[Event, ...]
 
 
+def make_call_id(item_id: str) -> str:
+    """Return a call id for a call that has none from its backend."""
+    return f"call_{item_id.partition('_')[2]}"
+
+
+def choose_ending(draft: OpenDraft, ending: Ending, *, is_last: bool) -> Ending:
+    """Return the ending of an open item when its response ends.
+
+    `ending` applies to the last item, to passthrough items and to calls with incomplete JSON. Other items were followed
+    by a later one, so they are complete.
+    """
+    is_cut = is_last or isinstance(draft, PassthroughDraft) or (isinstance(draft, CallDraft) and not draft.is_whole())
+    return ending if is_cut else "completed"
+
+
 def close_draft(draft: OpenDraft, ending: Ending) -> ClosedItem:
     emitted, item = draft.close(ending)
     if draft.amendments:

@@ -22,7 +22,7 @@ from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.stream import deltas
-from antiphon.stream.closed_items import ClosedItem, OpenDraft, close_draft, salvage_items
+from antiphon.stream.closed_items import ClosedItem, OpenDraft, choose_ending, close_draft, make_call_id, salvage_items
 from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import (
     CallDraft,
@@ -305,7 +305,7 @@ class Composer:
             item_id,
             len(self._output),
             self._numbers,
-            call_id=self._reserve_call_id(given or _make_call_id(item_id)),
+            call_id=self._reserve_call_id(given or make_call_id(item_id)),
             name=delta.name,
             namespace=delta.namespace,
             caller=delta.caller,
@@ -342,7 +342,7 @@ class Composer:
             return None
         if item.type.endswith("_output"):
             return self._call_ids.get(given, given)
-        return self._reserve_call_id(given or _make_call_id(item_id or ""))
+        return self._reserve_call_id(given or make_call_id(item_id or ""))
 
     def _reserve_call_id(self, given: str) -> str:
         """Reserve a call id that is unique in this response, so that each output refers to one call."""
@@ -446,18 +446,13 @@ class Composer:
         return event_type(next(self._numbers), self.response)
 
     def _close_all(self, ending: Ending) -> list[Event]:
-        """Close all open items.
-
-        `ending` applies to the last item, to passthrough items and to calls with incomplete JSON. Other items were
-        followed by a later one, so they are complete.
-        """
+        """Close all open items. `choose_ending` tells which of them end so."""
         drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
         composed: list[Event] = []
         for draft in drafts:
             self._text_size += draft.take_size()
-            is_cut = draft.output_index == len(self._output) - 1 or isinstance(draft, PassthroughDraft)
-            is_cut = is_cut or (isinstance(draft, CallDraft) and not draft.is_whole())
-            composed += self._close(draft, ending if is_cut else "completed")
+            is_last = draft.output_index == len(self._output) - 1
+            composed += self._close(draft, choose_ending(draft, ending, is_last=is_last))
         self._text_item, self._calls = None, {}
         return composed
 
@@ -489,8 +484,3 @@ class Composer:
         deltas.Finish: _finish,
         deltas.Failure: _finish_failed,
     }
-
-
-def _make_call_id(item_id: str) -> str:
-    """Return a call id for a call that has none from its backend."""
-    return f"call_{item_id.partition('_')[2]}"
