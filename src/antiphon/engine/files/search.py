@@ -107,8 +107,10 @@ class Searcher:
         scores: dict[int, float] = {}
         if query.weights.text:
             words = split_words(text)
-            matches = await database.match_words(store.scope, words, limit=_MAX_MATCHES, entries=allowed)
-            chunks = await database.estimate_chunks(store.scope)
+            matches = await database.match_words(
+                store.scope, words, limit=_MAX_MATCHES, entries=allowed, revision=store.revision
+            )
+            chunks = await database.estimate_chunks(store.scope, revision=store.revision)
             scores = normalize_ranks(matches, words=len(words), chunks=chunks)
 
         if vector is None:

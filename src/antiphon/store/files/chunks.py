@@ -148,15 +148,22 @@ class ChunkTable(StepDatabase):
 
     @abstractmethod
     async def match_words(
-        self, scope: str, words: Sequence[str], *, limit: int, entries: Collection[int] | None = None
+        self,
+        scope: str,
+        words: Sequence[str],
+        *,
+        limit: int,
+        entries: Collection[int] | None = None,
+        revision: int | None = None,
     ) -> list[TextMatch]:
         """Return the chunks of a vector store that contain any of the words, best first, by BM25.
 
-        With `entries`, only the chunks of these entries are considered.
+        With `entries`, only the chunks of these entries are considered. `revision` is that of the vector store: counts
+        of its words are used again as long as it is the same.
         """
 
     @abstractmethod
-    async def estimate_chunks(self, scope: str) -> int:
+    async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
         """Return about how many chunks the frequency of words is counted over."""
 
     async def load_chunk_texts(self, chunk_ids: Sequence[int]) -> dict[int, str]:

@@ -30,7 +30,13 @@ class SqliteFileDatabase(SqliteSteps, FileDatabase):
     _usage_statement = USAGE.format("length(CAST(text AS blob))")
 
     async def match_words(
-        self, scope: str, words: Sequence[str], *, limit: int, entries: Collection[int] | None = None
+        self,
+        scope: str,
+        words: Sequence[str],
+        *,
+        limit: int,
+        entries: Collection[int] | None = None,
+        revision: int | None = None,
     ) -> list[TextMatch]:
         if not words:
             return []
@@ -42,7 +48,7 @@ class SqliteFileDatabase(SqliteSteps, FileDatabase):
             rows = await self._fetch(MATCHES_IN, (query, list(entries), limit))
         return [TextMatch(*row) for row in rows]
 
-    async def estimate_chunks(self, scope: str) -> int:
+    async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
         """Return about how many chunks all vector stores have together."""
         rows = await self._fetch(LAST_CHUNK, ())
         return rows[0][0] or 0

@@ -12,14 +12,14 @@ from antiphon.store.postgres.contents import PostgresContents
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.steps import PostgresSteps
 from antiphon.store.postgres.vectors import COUNT_MISSING, VectorTable, make_parameters, open_vector_table
-from antiphon.store.postgres.words import INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
+from antiphon.store.postgres.words import COUNT_WORDS, INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
 from antiphon.store.sql_steps import Batch, SqlStep, Steps
 
 NEW_IDS = "SELECT nextval(pg_get_serial_sequence('chunks', 'id')) FROM generate_series(1, ?)"
 INSERT_CHUNK = "INSERT INTO chunks (id, entry, starts_at, scope, text, vectors) VALUES (?, ?, ?, ?, ?, ?)"
 HAS_FILES = "SELECT EXISTS (SELECT 1 FROM files) OR EXISTS (SELECT 1 FROM contents)"
 KNOWN_IN_CONTAINERS = "SELECT content FROM container_files WHERE content IN TEXTS(?)"
-COUNT_CHUNKS = "SELECT count(*) FROM chunk_words WHERE words @@ $1::tsquery"
+_MAX_COUNTS = 10_000
 
 
 class PostgresFileDatabase(PostgresSteps, FileDatabase):
@@ -28,6 +28,7 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
 
     async def open(self) -> None:
         await super().open()
+        self._word_counts: dict[str, tuple[int | None, int, float]] = {}
         async with self._reader.use() as connection:
             self._vector_table = await open_vector_table(connection)
 
@@ -49,17 +50,33 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         return PostgresContents(self._writer, self._reader)
 
     async def match_words(
-        self, scope: str, words: Sequence[str], *, limit: int, entries: Collection[int] | None = None
+        self,
+        scope: str,
+        words: Sequence[str],
+        *,
+        limit: int,
+        entries: Collection[int] | None = None,
+        revision: int | None = None,
     ) -> list[TextMatch]:
         terms = [term for word in words for term in split_text(word)]
         if not terms:
             return []
-        parameters = limit, terms, _quote(scope), None if entries is None else list(entries)
+        allowed = None if entries is None else list(entries)
+        parameters = limit, terms, _quote(scope), allowed, *await self._count_words(scope, revision)
         return [TextMatch(*row) for row in await self._reader.submit(MATCH_WORDS, parameters)]
 
-    async def estimate_chunks(self, scope: str) -> int:
-        ((count,),) = await self._reader.submit(COUNT_CHUNKS, (_quote(scope),))
-        return int(count)
+    async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
+        return (await self._count_words(scope, revision))[0]
+
+    async def _count_words(self, scope: str, revision: int | None) -> tuple[int, float]:
+        """Return the number of chunks of a scope and the average of their lengths. All are read once per revision."""
+        found = self._word_counts.get(scope)
+        if found is None or revision is None or found[0] != revision:
+            ((chunks, length),) = await self._reader.submit(COUNT_WORDS, (_quote(scope),))
+            found = self._word_counts[scope] = (revision, chunks, length)
+            if len(self._word_counts) > _MAX_COUNTS:
+                del self._word_counts[next(iter(self._word_counts))]
+        return found[1:]
 
     async def rank_vectors(self, scope: str, query: VectorQuery) -> list[ScoredChunk] | None:
         table = self._vector_table

@@ -20,29 +20,32 @@ INSERT INTO chunk_words (chunk_id, entry, length, words)
 VALUES (?, ?, ?, to_tsvector('antiphon_words', ?::text) || array_to_tsvector(ARRAY[?::text]))
 """
 
-# Parameters: the scope, the words, the entries or NULL, and the maximum number of matches.
+# The number of chunks of a scope that can be searched, and the average number of their words.
+COUNT_WORDS = """
+SELECT count(*), coalesce(avg(length), 1)::float8 FROM chunk_words
+JOIN entries ON entries.position = chunk_words.entry AND entries.status = 'completed' WHERE words @@ $1::tsquery
+"""
+
+# Parameters: the maximum number of matches, the words, the query for the scope, the entries or NULL, and the result of
+# COUNT_WORDS.
 MATCH_WORDS = f"""
 WITH terms AS MATERIALIZED (
     SELECT DISTINCT plainto_tsquery('antiphon_words', word)::text AS term FROM unnest($2::text[]) AS word
 ), query AS MATERIALIZED (
     SELECT ($3 || ' & ( ' || string_agg(term, ' | ') || ' )')::tsquery AS query FROM terms WHERE term <> ''
-), searchable AS MATERIALIZED (
-    SELECT count(*) AS chunks, avg(length)::float8 AS length FROM chunk_words
-    JOIN entries ON entries.position = chunk_words.entry AND entries.status = 'completed'
-    WHERE words @@ $3::tsquery
 ), found AS MATERIALIZED (
     SELECT chunk_id, entry, length, term,
         round(1 / (1.6449340668482264 * (1 - ts_rank('{{1,1,1,1}}', words, term::tsquery)::float8)) - 0.5) AS count
     FROM chunk_words JOIN entries ON entries.position = chunk_words.entry AND entries.status = 'completed', terms
     WHERE words @@ (SELECT query FROM query) AND words @@ term::tsquery AND term <> ''
 ), weights AS MATERIALIZED (
-    SELECT term, greatest({_MIN_WEIGHT}, ln((searchable.chunks - count(*) + 0.5) / (count(*) + 0.5))) AS weight
-    FROM found, searchable GROUP BY term, searchable.chunks
+    SELECT term, greatest({_MIN_WEIGHT}, ln(($5::float8 - count(*) + 0.5) / (count(*) + 0.5))) AS weight
+    FROM found GROUP BY term
 )
 SELECT chunk_id, sum(weight * count * {_SATURATION + 1} / (
-    count + {_SATURATION} * ({1 - _LENGTH_SHARE} + {_LENGTH_SHARE} * found.length / searchable.length)
+    count + {_SATURATION} * ({1 - _LENGTH_SHARE} + {_LENGTH_SHARE} * found.length / $6::float8)
 )) AS rank
-FROM found JOIN weights USING (term), searchable
+FROM found JOIN weights USING (term)
 WHERE $4::bigint[] IS NULL OR entry = ANY($4)
 GROUP BY chunk_id ORDER BY rank DESC, chunk_id LIMIT $1
 """
