@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 FOLDER = "servers"
+_LOCK_TRIES = 10
 
 
 class ReloadResult(Struct, frozen=True):
@@ -49,13 +50,12 @@ class ServerFile:
     @classmethod
     def create(cls, data_dir: Path, url: str) -> Self:
         server = RunningServer(pid=os.getpid(), machine=identify_machine(), url=url)
-        path = data_dir / FOLDER / f"{server.pid}.json"
+        path = _locate_file(data_dir, server.pid)
         descriptor = None
         with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             list_servers(data_dir)  # deletes the files of dead servers
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = _create_locked(path)
         file = cls(descriptor, path, server)
         file._write()
         return file
@@ -90,7 +90,23 @@ def list_servers(data_dir: Path) -> list[RunningServer]:
 
 def find_server(data_dir: Path, pid: int) -> RunningServer | None:
     """Return one server of a data folder, or None if it has ended or its file is just being written."""
-    return read_server(data_dir / FOLDER / f"{pid}.json")
+    return read_server(_locate_file(data_dir, pid))
+
+
+def _locate_file(data_dir: Path, pid: int) -> Path:
+    # Containers can share a data folder and have equal process ids.
+    return data_dir / FOLDER / f"{identify_machine()}-{pid}.json"
+
+
+def _create_locked(path: Path) -> int | None:
+    """Return the descriptor of a new, locked file. None if others lock it."""
+    for _ in range(_LOCK_TRIES):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A process that lists the servers can lock and delete the file before it is locked here.
+        if _is_unlocked(descriptor) and os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+    return None
 
 
 def read_server(path: Path) -> RunningServer | None:

@@ -44,6 +44,8 @@ _MAX_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0
 # Time for a worker to end after its own bound for stopping, before it is killed.
 _KILL_SECONDS = 15.0
+# Time for a worker to start the backends of new settings.
+_RELOAD_SECONDS = 600.0
 # Time that the workers have to answer a question.
 _ANSWER_SECONDS = 2.0
 
@@ -82,7 +84,11 @@ class WorkerProcess:
         """Let the worker use other settings. Return the error, or None."""
         self.reloaded = asyncio.get_running_loop().create_future()
         self.channel.send(message)
-        return await self.reloaded
+        try:
+            async with asyncio.timeout(_RELOAD_SECONDS):
+                return await self.reloaded
+        except TimeoutError:
+            return f"the worker has not answered in {_RELOAD_SECONDS:g} seconds"
 
     def end_reload(self, error: str | None) -> None:
         if self.reloaded is not None and not self.reloaded.done():
@@ -172,36 +178,42 @@ class Supervisor:
         started = self._started[number]
         while not self._stopping.is_set():
             began = time.monotonic()
-            # Each of the others would log the same warnings.
-            settings = self._settings if number == 1 and not started.done() else replace(self._settings, warnings=())
-            worker = await WorkerProcess.start(number, settings, self._listener)
-            self._workers[number] = worker
-            if self._stopping.is_set():
-                worker.signal(signal.SIGTERM)
-            await self._read_messages(worker)
-            status = await worker.process.wait()
-            del self._workers[number]
-            self._relay.forget(number)
+            try:
+                end = await self._run_process(number)
+            except OSError as error:
+                if not started.done():
+                    raise
+                end = f"could not be started: {error}"
             if self._stopping.is_set():
                 break
-            if number == 1 and not started.done():
-                raise _explain_start(worker, status)
             if not started.done():
                 started.set_result(None)
             if time.monotonic() - began >= _STABLE_SECONDS:
                 delay = 0.0
-            logger.error(
-                "worker %d %s%s; it is started again %s",
-                number,
-                _describe_end(status),
-                "" if worker.failure is None else f": {worker.failure}",
-                f"in {delay:g} s" if delay else "now",
-            )
+            again = f"in {delay:g} s" if delay else "now"
+            logger.error("worker %d %s; it is started again %s", number, end, again)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             delay = min(max(2 * delay, _FIRST_DELAY_SECONDS), _MAX_DELAY_SECONDS)
         if not started.done():
             started.set_result(None)
+
+    async def _run_process(self, number: int) -> str:
+        """Run one process of a worker to its end, and describe that. Raises if the first worker cannot start."""
+        is_first_start = number == 1 and not self._started[number].done()
+        # Each of the others would log the same warnings.
+        settings = self._settings if is_first_start else replace(self._settings, warnings=())
+        worker = await WorkerProcess.start(number, settings, self._listener)
+        self._workers[number] = worker
+        if self._stopping.is_set():
+            worker.signal(signal.SIGTERM)
+        await self._read_messages(worker)
+        status = await worker.process.wait()
+        del self._workers[number]
+        self._relay.forget(number)
+        if number == 1 and not self._started[number].done() and not self._stopping.is_set():
+            raise _explain_start(worker, status)
+        return _describe_end(status) + ("" if worker.failure is None else f": {worker.failure}")
 
     async def _read_messages(self, worker: WorkerProcess) -> None:
         """Handle the messages of a worker until it ends."""
@@ -233,7 +245,7 @@ class Supervisor:
         self._stopping.set()
         for worker in self._workers.values():
             worker.signal(signal.SIGTERM)
-        bound = self._settings.shutdown_grace_seconds + _KILL_SECONDS
+        bound = self._settings.shutdown_drain_seconds + self._settings.shutdown_grace_seconds + _KILL_SECONDS
         asyncio.get_running_loop().call_later(bound, self._kill)
 
     def _kill(self) -> None:

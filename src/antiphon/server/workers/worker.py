@@ -1,6 +1,7 @@
 """A worker: a server process on the socket of its supervisor. The supervisor starts it with two file descriptors."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -29,8 +30,9 @@ def run_worker(connection: socket.socket, listener: socket.socket) -> int:
     try:
         _serve(start, connection, listener)
     except (AntiphonError, OSError) as error:
-        connection.setblocking(True)
-        connection.sendall(encode_frame(WorkerFailed(" ".join(str(error).split()))))
+        with contextlib.suppress(OSError):  # the supervisor has ended, or the event loop has closed the connection
+            connection.setblocking(True)
+            connection.sendall(encode_frame(WorkerFailed(" ".join(str(error).split()))))
         return 1
     return 0
 
