@@ -69,7 +69,7 @@ class ModelCallRecord(msgspec.Struct, frozen=True, gc=False):
     request_model: str
     response_model: str
     address: str
-    port: int
+    port: str
     error: str
     seconds: float
     first_chunk: float | None
@@ -211,6 +211,8 @@ class TracedBackend(Stage):
         self.provider = provider
         url = inner.upstream.options.base_url if isinstance(inner, UpstreamBackend) else ""
         self.address = describe_address(url)
+        self.host = str(self.address.get("server.address", ""))
+        self.port = str(self.address.get("server.port", ""))
 
     async def stream(self, turn: Turn) -> Deltas:
         call = ModelCall(self._telemetry, self, turn)
@@ -312,13 +314,13 @@ class ModelCall:
         return "" if self._last is not None else CANCELLED
 
     def _make_record(self, error_type: str) -> ModelCallRecord:
-        address = self._backend.address
+        backend = self._backend
         return ModelCallRecord(
-            self._backend.provider,
+            backend.provider,
             self._turn.request.model or "",
             self._find_model(),
-            str(address.get("server.address", "")),
-            int(address.get("server.port", 0)),
+            backend.host,
+            backend.port,
             error_type,
             time.perf_counter() - self._started_at,
             self._first_chunk if self._turn.streamed else None,

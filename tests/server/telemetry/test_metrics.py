@@ -40,7 +40,7 @@ class Exports:
 
 
 def make_record(model: str = "small", **fields: Any) -> ModelCallRecord:
-    values = {"address": "", "port": 0, "error": "", "seconds": 0.5, "first_chunk": 0.1, "usage": Usage(30, 5, 35)}
+    values = {"address": "", "port": "", "error": "", "seconds": 0.5, "first_chunk": 0.1, "usage": Usage(30, 5, 35)}
     return ModelCallRecord(provider="openai", request_model=model, response_model=model, **values | fields)
 
 

@@ -64,7 +64,7 @@ class ModelMetrics:
             bound(record.request_model),
             bound(record.response_model),
             record.address,
-            str(record.port) if record.port else "",
+            record.port,
         )
         self._durations.observe(record.seconds, (*labels, record.error))
         if record.first_chunk is not None:
