@@ -161,3 +161,27 @@ def test_background_request_of_a_gone_client_is_accepted(victim: StartVictim) ->
         assert server.ask("GET", "/healthz").status == 200
         ids = set(re.findall(r'"response_id": ?"(resp_\w+)"', server.log()))
     assert {server.ask("GET", f"/v1/responses/{each}").status for each in ids} == {200}
+
+
+FORM_HEAD = (
+    b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+)
+FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
+FIELD_PART = b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n' + b"x" * 60_000 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "rest"),
+    [(b"", b"x" * 60_000), (FILE_PART + b"--b--\r\n", b"x" * 60_000), (b"", FIELD_PART)],
+    ids=["before the first boundary", "after the last boundary", "fields"],
+)
+def test_endless_form_is_refused(server: Victim, start: bytes, rest: bytes) -> None:
+    """The limit is 1 MiB besides the file."""
+    with server.send_raw(FORM_HEAD) as client:
+        for part in (start, *[rest] * 18):
+            if part:
+                client.sendall(b"%x\r\n%b\r\n" % (len(part), part))
+        received = client.recv(65536)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"invalid_form"' in received

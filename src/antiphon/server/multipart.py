@@ -36,6 +36,8 @@ class MultipartReader:
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Yield the beginnings, the data and the ends of parts. Raises InvalidRequest if the form is malformed."""
+        if self.is_complete:
+            return
         self._buffer += data
         while not self.is_complete:
             if self._state in ("preamble", "data"):
@@ -118,13 +120,14 @@ async def read_form(
     reader = MultipartReader(_read_head(http_request.headers, max_bytes, setting))
     form = _FormBuilder(file_field, start_writing, max_bytes, setting)
     try:
-        more = True
-        while more and not reader.is_complete:
+        more, received = True, 0
+        while more:
             data, more = read_message(await http_request.receive())
-            for event in reader.feed(data):
+            received += len(data)
+            for event in reader.feed(data):  # text after the last boundary has no meaning
                 await form.add(*event)
-        while more:  # an epilogue has no meaning
-            _, more = read_message(await http_request.receive())
+            if received - form.file_size > _OVERHEAD_BYTES:
+                raise _malformed(f"it has more than {_OVERHEAD_BYTES} bytes besides the file")
         if not reader.is_complete:
             raise _malformed("it ends before the last boundary")
         if form.writer is None:
@@ -152,6 +155,10 @@ class _FormBuilder:
         self.fields: dict[str, str] = {}
         self.filename = ""
         self.writer: ContentWriter | None = None
+
+    @property
+    def file_size(self) -> int:
+        return 0 if self.writer is None else self.writer.size
 
     async def add(self, kind: str, value: Any) -> None:
         if kind == "part":
