@@ -1,5 +1,6 @@
 """`antiphon keys`: create, list, revoke and rotate."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from antiphon.cli.main import main
+from antiphon.store.location import locate_store
 from antiphon.store.sqlite.database import connect
+from antiphon.store.usage import StoredProject
 
 Run = Callable[..., str]
 
@@ -118,3 +121,18 @@ def test_invalid_option_is_a_usage_error(options: list[str], message: str, capsy
         main(["keys", "create", "--project", "p", *options])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_archived_project_gets_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path}/archived.db"
+
+    async def archive() -> None:
+        store = locate_store(url)
+        await store.open()
+        await store.archive_project(StoredProject("old", "old", 1, 2))
+        await store.close()
+
+    asyncio.run(archive())
+    assert main(["keys", "create", "--project", "old", "--store", url]) == 1
+    assert "The project 'old' is archived." in capsys.readouterr().err
+    assert main(["keys", "create", "--project", "new", "--store", url]) == 0

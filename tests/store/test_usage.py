@@ -1,11 +1,15 @@
 """Usage, projects and the counts of rate limits, in all stores."""
 
+import asyncio
 from datetime import UTC, datetime
+
+import pytest
 
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
 from antiphon.store.base import Store
 from antiphon.store.keys import StoredKey
+from antiphon.store.location import locate_store
 from antiphon.store.usage import (
     DAY,
     HOUR,
@@ -61,6 +65,20 @@ async def test_old_usage_is_joined_to_hours_and_very_old_usage_deleted(store: St
         rows = await store.list_usage(0, now, width=MINUTE)
         listed = [(row.started_at, row.requests, row.cost) for row in rows]
         assert listed == [(START, 3, 0.75), (START + HOUR, 1, 0.25), (START + HOUR + MINUTE, 1, 0.25)]
+
+
+async def test_usage_is_joined_once_by_several_processes(store_url: str) -> None:
+    if store_url.startswith("memory:"):
+        pytest.skip("only one process uses a memory store")
+    stores = [locate_store(store_url) for _ in range(3)]
+    for store in stores:
+        await store.open()
+    await stores[0].add_usage([FIRST._replace(started_at=START + number * MINUTE) for number in range(1, 60)])
+    now = START + ROLL_UP_SECONDS + 2 * HOUR
+    await asyncio.gather(*(store.roll_up_usage(now) for store in stores))
+    assert [row[:5] for row in await stores[0].list_usage(0, now, width=MINUTE)] == [(START, "p", "key_1", "m", 59)]
+    for store in stores:
+        await store.close()
 
 
 def test_months_start_in_utc() -> None:

@@ -73,7 +73,12 @@ Statement = tuple[str, Sequence[Sequence[object]]]
 
 
 class SqlUsage(SqlDatabase):
-    """Base of the classes that store usage and projects by SQL."""
+    """Base of the classes that store usage and projects by SQL.
+
+    `_roll_up_lock` is executed before old usage is joined, so that two processes do not add the same rows.
+    """
+
+    _roll_up_lock: Sequence[Statement] = ()
 
     @abstractmethod
     async def _execute_all(self, statements: Sequence[Statement]) -> None:
@@ -100,7 +105,13 @@ class SqlUsage(SqlDatabase):
         joined = ((now - ROLL_UP_SECONDS) // HOUR * HOUR,)
         old = ((now - RETENTION_SECONDS) // HOUR * HOUR,)
         await self._execute_all(
-            [(JOIN_HOURS, [joined]), (DELETE_JOINED, [joined]), (DELETE_OLD, [old]), (DELETE_OLD_MONTHS, [old])]
+            [
+                *self._roll_up_lock,
+                (JOIN_HOURS, [joined]),
+                (DELETE_JOINED, [joined]),
+                (DELETE_OLD, [old]),
+                (DELETE_OLD_MONTHS, [old]),
+            ]
         )
 
     async def save_project(self, project: StoredProject) -> None:

@@ -32,6 +32,9 @@ LIST = f"""
 SELECT subject, requests, tokens, concurrent, {_NOW.format("$1")} - updated_at FROM limit_counts WHERE node <> $2
 """
 
+# Other processes wait until the end of the transaction, and then see its changes.
+LOCK_ROLL_UP = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon usage ' || current_schema(), 0))"
+
 MEASURE = """
 SELECT coalesce((
     SELECT sum(octet_length(input) + octet_length(output) + octet_length(body)) FROM responses WHERE project = $1
@@ -41,6 +44,8 @@ SELECT coalesce((
 
 
 class PostgresUsage(PostgresDatabase, SqlUsage):
+    _roll_up_lock = ((LOCK_ROLL_UP, [()]),)
+
     async def report_limit_counts(self, node: str, counts: Sequence[LimitCounts]) -> None:
         now = self._read_present()
         rows = [(each.subject, node, each.requests, each.tokens, each.concurrent, now) for each in counts]
