@@ -32,7 +32,7 @@ help:
 	@echo "make bench-record  take all figures of docs/benchmarks.md again; the machine should be idle"
 	@echo "make bench-guard   compare the instructions of a request with the committed baseline (ARGS=--update records it)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
-	@echo "make extras        add the packages of the extras search, code, postgres and otel to .venv (270 MB)"
+	@echo "make extras        add the packages of the extras search, code, postgres and otel, and schemas for tests, to .venv (350 MB)"
 	@echo "make lock          resolve the lock files again (ARGS=--upgrade for newer versions)"
 	@echo "make clean         remove everything that these targets create"
 	@echo "ARGS=... are arguments for the command of a target, PYTHON=... selects the interpreter"
