@@ -89,7 +89,7 @@ bench-peers: setup
 	@$(BIN)/python -m benchmarks.side_by_side $(ARGS)
 
 bench-record: setup
-	@for part in bridge agents $(if $(wildcard benchmarks/embedded.py),embedded); do \
+	@for part in bridge agents nodes $(if $(wildcard benchmarks/embedded.py),embedded); do \
 		$(BIN)/python -m benchmarks --only $$part --record || exit; done
 	@$(MAKE) --silent bench-peers
 

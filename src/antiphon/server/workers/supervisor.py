@@ -239,7 +239,8 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         """Stop all workers gracefully. At a second signal, kill them."""
         if self._stopping.is_set():
-            self._kill()
+            for worker in self._workers.values():
+                worker.signal(signal.SIGKILL)
             os._exit(128 + number)
         logger.info("stopping %d workers", len(self._workers))
         self._stopping.set()
@@ -249,6 +250,7 @@ class Supervisor:
         asyncio.get_running_loop().call_later(bound, self._kill)
 
     def _kill(self) -> None:
+        """Kill the workers that have not ended in time."""
         for worker in self._workers.values():
             logger.error("worker %d does not end: it is killed", worker.number)
             worker.signal(signal.SIGKILL)
