@@ -16,7 +16,9 @@ from antiphon.server.routes import make_router
 from antiphon.server.scopes import ADMIN, INFERENCE, READ, ROUTE_SCOPES, Scope
 from antiphon.store.files.location import FileLocation
 from antiphon.store.keys import StoredKey, compute_digest
+from antiphon.store.location import locate_store
 from support.live_server import TIMEOUT, HttpResponse, LiveServer, make_settings
+from support.postgres_server import EmptySchema
 
 ADA, BOB = "sk-ada", "sk-bob"
 FORM = {"Content-Type": "multipart/form-data; boundary=X"}
@@ -25,16 +27,23 @@ VARYING_HEADERS = ("date", "x-request-id", "openai-processing-ms")
 Ids = dict[str, str]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+@pytest.fixture(scope="module", params=["memory", "postgres"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     settings = make_settings(metrics=True, api_keys=(ApiKey(ADA, "ada"), ApiKey(BOB, "bob")))
-    files = FileServiceLoader(FileLocation(tmp_path_factory.mktemp("files") / "files"), limits=settings.files)
-    running = LiveServer({}, settings, files=files)
+    url, location = "memory:", FileLocation(tmp_path_factory.mktemp("files") / "files")
+    schema: EmptySchema | None = None
+    if request.param == "postgres":
+        schema = request.getfixturevalue("postgres_schema")
+        url, location = schema.url, FileLocation(url=schema.url)
+    files = FileServiceLoader(location, limits=settings.files)
+    running = LiveServer({}, settings, locate_store(url), files=files)
     for scope in Scope:
         key = StoredKey(f"key_{scope.label}", compute_digest(scope.label.encode()), "scopes", "", (scope.label,), 1)
         running.wait_for(lambda key=key: running.engine.key_store.save_key(key))
     yield running
     running.stop()
+    if schema is not None:
+        schema.clear()
 
 
 @pytest.fixture(scope="module")

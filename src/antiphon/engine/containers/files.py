@@ -15,7 +15,7 @@ import msgspec
 from antiphon.engine.containers.folders import ContainerFolders, FoundFile
 from antiphon.engine.respond.ids import new_token
 from antiphon.store.containers import ContainerFileRow, ContainerStore
-from antiphon.store.files.content import READ_BYTES, Contents, ContentWriter, FileWriter
+from antiphon.store.files.content import READ_BYTES, Contents, ContentWriter, FileWriter, describe_os_error
 from antiphon.tools.hosted.code_interpreter.sandbox import DATA_FOLDER
 
 SaveRow = Callable[[ContainerFileRow], Awaitable[None]]
@@ -173,11 +173,13 @@ class SharedContainerFiles(ContainerFiles):
         folder = self.folders.locate(row.container_id)
         path = folder / DATA_FOLDER / row.path
         temporary = folder / f"new-{secrets.token_hex(16)}"
-        await asyncio.to_thread(_write_empty, temporary, path.parent)
         try:
+            await asyncio.to_thread(_write_empty, temporary, path.parent)
             async for part in contents.read(row.content or ""):
                 await asyncio.to_thread(_append, temporary, part)
             await asyncio.to_thread(temporary.rename, path)
+        except OSError as error:
+            raise describe_os_error(error) from None
         finally:
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(temporary.unlink)

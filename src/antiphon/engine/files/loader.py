@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from antiphon.config import EmbeddingSettings, FileLimits
-from antiphon.errors import InvalidRequest, StoreUnavailable
+from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.filters import Filter
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
@@ -81,7 +81,7 @@ class FileServiceLoader:
 
     async def _watch(self, has_files: Callable[[], Awaitable[bool]]) -> None:
         while self._service is None:
-            with suppress(StoreUnavailable):  # the store reports it
+            with suppress(AntiphonError):  # the store reports it
                 if await has_files():
                     self.load()
             await asyncio.sleep(self._lease)

@@ -1,14 +1,17 @@
 """The storage of files: their contents, and the database of files and vector stores."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
-from antiphon.errors import Unavailable
+from antiphon.errors import ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.files.content import Contents
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+
+logger = logging.getLogger(__name__)
 
 
 class FileStorage:
@@ -51,8 +54,18 @@ class FileStorage:
             if self._database is None:
                 if self._is_closed:
                     raise Unavailable("The server is shutting down.")
-                self._database, self._contents = await self._location.open(now=self._clock, limits=self._limits)
+                self._database, self._contents = await self._open()
         return self._database
+
+    async def _open(self) -> tuple[FileDatabase, Contents]:
+        try:
+            return await self._location.open(now=self._clock, limits=self._limits)
+        except (ConfigError, OSError) as error:
+            if not self.is_shared:
+                raise
+            # The server has started, so the settings are right: the database cannot be reached now.
+            logger.error("the database of files cannot be opened: %s", error)
+            raise StoreUnavailable("The database of the store cannot be reached.", retry_after=1.0) from None
 
     @property
     def contents(self) -> Contents:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ServerError
-from antiphon.store.files.content import MISSING_CONTENT, ORPHAN_SECONDS
+from antiphon.store.files.content import MISSING_CONTENT, ORPHAN_SECONDS, describe_os_error
 from antiphon.store.postgres.connection import escape_all
 from antiphon.store.postgres.pool import PostgresPool
 from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
@@ -39,7 +39,14 @@ INSERT INTO content_pieces (content, piece, data)
 SELECT $1, piece + $3, data FROM content_pieces WHERE content = $2
 """
 _AGE = "created_at < extract(epoch FROM clock_timestamp()) - $1"
-_OLD = f"SELECT id FROM contents WHERE id IS NOT NULL AND {_AGE}"
+# A part of them at a time: the next sweep finds the others.
+_OLD = f"""
+SELECT id FROM contents WHERE id IS NOT NULL AND {_AGE}
+    AND NOT EXISTS (SELECT 1 FROM files WHERE files.id = contents.id)
+    AND NOT EXISTS (SELECT 1 FROM upload_parts WHERE upload_parts.id = contents.id)
+    AND NOT EXISTS (SELECT 1 FROM container_files WHERE content = contents.id)
+LIMIT 1000
+"""
 _DELETE_UNFINISHED = GroupedStatement(
     f"WITH gone AS (DELETE FROM contents WHERE id IS NULL AND {_AGE} RETURNING 1) SELECT count(*) FROM gone"
 )
@@ -90,7 +97,7 @@ class PostgresContents:
             await self._writer.submit(_DELETE, (escape_all(content_ids),))
 
     async def list_old(self) -> list[str]:
-        """Return the ids of contents that are at least a day old. Delete old parts of interrupted writes."""
+        """Return the ids of unused contents that are at least a day old. Delete old parts of interrupted writes."""
         await self._writer.submit(_DELETE_UNFINISHED, (ORPHAN_SECONDS,))
         return [content_id for (content_id,) in await self._pool.submit(_OLD, (ORPHAN_SECONDS,))]
 
@@ -120,12 +127,15 @@ class PostgresContents:
 
     async def copy_to(self, content_id: str, path: Path) -> None:
         """Write a content to a new file that only the user of the process can read."""
-        file = await asyncio.to_thread(_create_file, path)
         try:
-            async for data in self.read(content_id):
-                await asyncio.to_thread(file.write, data)
-        finally:
-            await asyncio.to_thread(file.close)
+            file = await asyncio.to_thread(_create_file, path)
+            try:
+                async for data in self.read(content_id):
+                    await asyncio.to_thread(_write_all, file, data)
+            finally:
+                await asyncio.to_thread(file.close)
+        except OSError as error:
+            raise describe_os_error(error) from None
 
     async def _find(self, content_id: str) -> int:
         rows = await self._pool.submit(_FIND, (content_id,))
@@ -178,6 +188,12 @@ class PostgresContentWriter:
         async with self._pool.transact() as connection:
             await connection.execute(_ADD_PIECE, self._number, self._pieces, data)
         self._pieces += 1
+
+
+def _write_all(file: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _create_file(path: Path) -> Any:

@@ -29,8 +29,12 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
     async def open(self) -> None:
         await super().open()
         self._word_counts: dict[str, tuple[int | None, int, float]] = {}
-        async with self._reader.use() as connection:
-            self._vector_table = await open_vector_table(connection)
+        try:
+            async with self._reader.use() as connection:
+                self._vector_table = await open_vector_table(connection)
+        except BaseException:
+            await self.close()
+            raise
 
     @property
     def has_vector_table(self) -> bool:
@@ -39,6 +43,8 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
 
     async def find_unknown_contents(self, content_ids: Sequence[str]) -> list[str]:
         """Return the ids that no file, part of an upload or file of a container has."""
+        if not content_ids:
+            return []
         unknown = await super().find_unknown_contents(content_ids)
         rows = await self._fetch(KNOWN_IN_CONTAINERS, (unknown,))
         known = {content_id for (content_id,) in rows}
