@@ -1,7 +1,6 @@
 """The contents of files, on disk and in PostgreSQL."""
 
 import hashlib
-import os
 
 import pytest
 
@@ -44,6 +43,14 @@ async def test_contents_are_read_as_they_were_written(contents: Contents) -> Non
         await contents.read_whole("a")
 
 
+def list_unfinished(location: FileLocation) -> list[str]:
+    """Return the names of files that are not contents."""
+    if location.folder is None:
+        return []
+    names = {path.name for path in (location.folder / "contents").iterdir()}
+    return sorted(names - {"file-1", "unused"})
+
+
 async def test_old_contents_without_a_row_are_found(
     contents: Contents, database: FileDatabase, location: FileLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +63,5 @@ async def test_old_contents_without_a_row_are_found(
     monkeypatch.setattr(content, "ORPHAN_SECONDS", -1)
     monkeypatch.setattr(postgres_contents, "ORPHAN_SECONDS", -1)
     assert await database.find_unknown_contents(await contents.list_old()) == ["unused"]
-    if location.folder is not None:
-        assert set(os.listdir(location.folder / "contents")) == {"file-1", "unused"}
+    assert list_unfinished(location) == []
     unfinished.discard()
