@@ -47,7 +47,8 @@ class KillableServer:
 
     def configure(self, **settings: Any) -> None:
         """Write the settings. A running server does not read them by itself."""
-        lines = [f"{name} = {_format_value(value)}" for name, value in ({"log_level": "warning"} | settings).items()]
+        settings = {"log_level": "warning", "data_dir": str(self._path.parent)} | settings
+        lines = [f"{name} = {_format_value(value)}" for name, value in settings.items()]
         backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{self._path.with_suffix(".json")}"']
         self._path.write_text("\n".join([f'store = "{self._store}"', *lines, *backend]))
 
