@@ -46,6 +46,23 @@ async def test_cases_are_scored_by_all_evaluators() -> None:
     assert (report.has_passed, report.compute_averages()["equals"]) == (False, 0.5)
 
 
+async def test_evaluators_of_the_same_name_do_not_hide_each_other() -> None:
+    def fail(_: CaseResult[Any, Any]) -> bool:
+        raise ValueError("no")
+
+    report = await evaluate(add, [ADD], [contains("4"), contains("3"), contains("3"), fail, fail])
+    (result,) = report.results
+    values = {name: score.value for name, score in result.scores.items()}
+    assert values == {"contains_text": False, "contains_text_2": True, "contains_text_3": True}
+    assert result.failures == {"fail": "ValueError: no", "fail_2": "ValueError: no"}
+    assert not report.has_passed
+
+
+async def test_end_of_an_iterator_is_an_error_of_the_case() -> None:
+    report = await asyncio.wait_for(evaluate(lambda numbers: next(iter(())), [ADD]), 30)
+    assert report.results[0].error == "RuntimeError: StopIteration: "
+
+
 @pytest.mark.parametrize(
     ("evaluator", "output", "value"),
     [

@@ -7,8 +7,9 @@ print(report.format_table())
 
 import asyncio
 import inspect
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -73,7 +74,8 @@ class CaseResult(Generic[InputT, OutputT]):
 Evaluator: TypeAlias = Callable[[CaseResult[Any, Any]], Any]
 """A function, synchronous or asynchronous, that returns a `Score`, a value, or a mapping of names to these.
 
-None means that the evaluator does not apply. The name of the function is the name of the score.
+None means that the evaluator does not apply. The name of the function is the name of the score. A second
+score of this name gets a number: `name_2`.
 """
 
 Task: TypeAlias = Agent[Any, Any] | Callable[[Any], Any]
@@ -264,9 +266,10 @@ async def _score(result: CaseResult[InputT, OutputT], evaluators: Sequence[Evalu
     for evaluator in evaluators if result.error is None else ():
         name = getattr(evaluator, "__name__", type(evaluator).__name__)
         try:
-            scores |= _read_scores(name, await _call(evaluator, result))
+            read = _read_scores(name, await _call(evaluator, result))
+            scores |= {_choose_name(each, {*scores, *failures}): score for each, score in read.items()}
         except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"
+            failures[_choose_name(name, {*scores, *failures})] = f"{type(error).__name__}: {error}"
     return CaseResult(
         result.case,
         result.attempt,
@@ -279,13 +282,27 @@ async def _score(result: CaseResult[InputT, OutputT], evaluators: Sequence[Evalu
     )
 
 
+def _choose_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, with a number if another evaluator has it: no score may replace another one."""
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return name if name not in taken else next(each for each in numbered if each not in taken)
+
+
 async def _call(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function. One that is not a coroutine function runs in a thread, so that it does not block the others."""
     target = function if inspect.isroutine(function) else type(function).__call__
     if inspect.iscoroutinefunction(target):
         return await function(argument)
-    result = await asyncio.to_thread(function, argument)
+    result = await asyncio.to_thread(_run_in_thread, function, argument)
     return await result if inspect.isawaitable(result) else result
+
+
+def _run_in_thread(function: Callable[[Any], Any], argument: Any) -> Any:
+    try:
+        return function(argument)
+    except StopIteration as error:
+        # A future refuses StopIteration, so that the caller would wait for ever.
+        raise RuntimeError(f"StopIteration: {error}") from error
 
 
 def _read_scores(name: str, value: Any) -> dict[str, Score]:

@@ -20,6 +20,9 @@ T = TypeVar("T")
 # Variables that an interpreter may need. The process gets no others, since they may be secrets.
 _VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
+# The largest length of four bytes.
+_MAX_FRAME_BYTES = 2**32 - 1
+
 
 class FramedProcess:
     """A running process and its frames."""
@@ -58,12 +61,16 @@ class FramedProcess:
         with suppress(ConnectionError):  # `receive` notices the end of the process
             await self._process.stdin.drain()
 
-    async def receive(self, kind: type[T]) -> T | None:
-        """Return the next message; None if the process has ended."""
+    async def receive(self, kind: type[T], *, max_bytes: int = _MAX_FRAME_BYTES) -> T | None:
+        """Return the next message; None if the process has ended. One that sends a larger message is killed."""
         assert self._process.stdout is not None
         try:
-            head = await self._process.stdout.readexactly(4)
-            return msgspec.msgpack.decode(await self._process.stdout.readexactly(int.from_bytes(head)), type=kind)
+            size = int.from_bytes(await self._process.stdout.readexactly(4))
+            if size > max_bytes:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+                return None
+            return msgspec.msgpack.decode(await self._process.stdout.readexactly(size), type=kind)
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._process.wait()
             return None

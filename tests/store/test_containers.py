@@ -95,6 +95,19 @@ async def test_expired_container_keeps_its_row_until_it_is_old(store: ContainerS
     assert await store.load_container("q", "cntr_2") is not None
 
 
+async def test_container_does_not_expire_while_code_runs(store: ContainerStore, clock: Clock) -> None:
+    await store.create_container("p", make_row(), limits=LIMITS)
+    clock.time = START + 55
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    clock.time = START + 60
+    assert await store.list_expired_containers(limit=10) == []
+    clock.time = START + 65
+    assert await store.list_expired_containers(limit=10) == [("p", "cntr_1")]
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    assert await store.finish_run("p", "cntr_1", "one", interpreter=None, saved=[], deleted=[])
+    assert await store.list_expired_containers(limit=10) == [("p", "cntr_1")]
+
+
 async def test_only_live_containers_of_the_project_count(store: ContainerStore, clock: Clock) -> None:
     await store.create_container("other", make_row("cntr_0"), limits=LIMITS)
     for number in range(3):

@@ -102,7 +102,10 @@ class ContainerStore(Protocol):
         """Delete a container with its file rows. Return False if there was none."""
 
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
-        """Return the projects and ids of expired containers of all projects whose files are not deleted."""
+        """Return the projects and ids of expired containers of all projects whose files are not deleted.
+
+        Containers in which a process runs code are left out.
+        """
 
     async def purge_container(self, project: str, container_id: str) -> None:
         """Delete the file rows of an expired container and mark it as purged."""

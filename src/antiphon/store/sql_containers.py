@@ -30,6 +30,7 @@ DELETE = "DELETE FROM containers WHERE project = ? AND id = ? RETURNING id"
 DELETE_FILES = "DELETE FROM container_files WHERE project = ? AND container_id = ?"
 LIST_EXPIRED = """
 SELECT project, id FROM containers WHERE is_purged = 0 AND last_active_at <= ? AND last_active_at + idle_seconds <= ?
+    AND (runner IS NULL OR running_until <= ?)
 LIMIT ?
 """
 PURGE = "UPDATE containers SET is_purged = 1 WHERE project = ? AND id = ?"
@@ -97,8 +98,7 @@ class SqlContainers(StepDatabase):
         return await self._write(_delete, project, container_id)
 
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
-        rows = await self._fetch(LIST_EXPIRED, (int(self._now()), int(self._now()), limit))
-        return [(project, container_id) for project, container_id in rows]
+        return await self._read(_list_expired, int(self._now()), limit)
 
     async def purge_container(self, project: str, container_id: str) -> None:
         await self._write(_purge, project, container_id)
@@ -180,6 +180,12 @@ def _delete(project: str, container_id: str) -> Steps[bool]:
 def _purge(project: str, container_id: str) -> Steps[None]:
     yield SqlStep(PURGE, (project, container_id))
     yield SqlStep(DELETE_FILES, (project, container_id))
+
+
+def _list_expired(now: int, limit: int) -> Steps[list[tuple[str, str]]]:
+    ((present,),) = yield Clock()
+    rows = yield SqlStep(LIST_EXPIRED, (now, now, present, limit))
+    return [(project, container_id) for project, container_id in rows]
 
 
 def _add_file(project: str, row: ContainerFileRow, limits: ContainerLimits) -> Steps[None]:

@@ -170,21 +170,17 @@ class SharedContainerFiles(ContainerFiles):
 
     async def _copy(self, contents: Contents, row: ContainerFileRow) -> FoundFile:
         """Write a file to the disk under another name, and rename it."""
-        folder = self.folders.locate(row.container_id)
-        path = folder / DATA_FOLDER / row.path
-        temporary = folder / f"new-{secrets.token_hex(16)}"
+        temporary = self.folders.locate(row.container_id) / f"new-{secrets.token_hex(16)}"
         try:
-            await asyncio.to_thread(_write_empty, temporary, path.parent)
+            await asyncio.to_thread(temporary.touch, mode=0o600, exist_ok=False)
             async for part in contents.read(row.content or ""):
                 await asyncio.to_thread(_append, temporary, part)
-            await asyncio.to_thread(temporary.rename, path)
+            return await asyncio.to_thread(self.folders.move_file, temporary, row.container_id, row.path)
         except OSError as error:
             raise describe_os_error(error) from None
         finally:
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(temporary.unlink)
-        status = await asyncio.to_thread(path.stat)
-        return FoundFile(row.path, status.st_size, status.st_mtime_ns)
 
     async def collect(self, container_id: str, rows: Sequence[ContainerFileRow]) -> FileChanges:
         found = await asyncio.to_thread(self.folders.scan, container_id, limit=self._max_files)
@@ -240,11 +236,6 @@ def make_file_id() -> str:
 
 def _make_content_id(file_id: str) -> str:
     return f"{file_id}-{secrets.token_hex(8)}"
-
-
-def _write_empty(path: Path, folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600, exist_ok=False)
 
 
 def _append(path: Path, part: bytes) -> None:

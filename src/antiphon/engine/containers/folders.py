@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -16,6 +16,7 @@ from antiphon.tools.hosted.code_interpreter.sandbox import DATA_FOLDER
 
 _ID = re.compile(r"cntr_[A-Za-z0-9]{1,59}")
 _NO_LINKS = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS
 
 
 class FoundFile(NamedTuple):
@@ -63,24 +64,41 @@ class ContainerFolders:
 
     def open_file(self, container_id: str, path: str) -> BinaryIO:
         """Open a file for reading. Raises OSError if there is none. Links are not followed, in no part of the path."""
-        *parents, name = path.split("/")
-        folder = os.open(self.locate(container_id) / DATA_FOLDER, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS)
-        try:
-            for parent in parents:
-                below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS, dir_fd=folder)
-                os.close(folder)
-                folder = below
+        with self._open_parent(container_id, path) as (folder, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS, dir_fd=folder)
-        finally:
-            os.close(folder)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.ENOENT, "not a file", path)
         return os.fdopen(descriptor, "rb")
 
     def delete_file(self, container_id: str, path: str) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            (self.locate(container_id) / DATA_FOLDER / path).unlink()
+        """Delete a file, unless a part of its path is a link or missing."""
+        # Opening a link as a folder fails with ENOTDIR or ELOOP.
+        with suppress(OSError), self._open_parent(container_id, path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+
+    def move_file(self, source: Path, container_id: str, path: str) -> FoundFile:
+        """Move a file into a container. Links in its path, which code may have made, are replaced by folders."""
+        with self._open_parent(container_id, path, creates=True) as (folder, name):
+            os.replace(source, name, dst_dir_fd=folder)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return FoundFile(path, status.st_size, status.st_mtime_ns)
+
+    @contextmanager
+    def _open_parent(self, container_id: str, path: str, *, creates: bool = False) -> Iterator[tuple[int, str]]:
+        """Open the folder of a file without following links. Yield its descriptor and the name of the file."""
+        *parents, name = path.split("/")
+        folder = os.open(self.locate(container_id) / DATA_FOLDER, _FOLDER)
+        try:
+            for parent in parents:
+                if creates:
+                    _make_folder(parent, folder)
+                below = os.open(parent, _FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = below
+            yield folder, name
+        finally:
+            os.close(folder)
 
     def scan(self, container_id: str, *, limit: int) -> list[FoundFile]:
         """Return the files of a container, up to `limit`. Links and special files are skipped."""
@@ -91,6 +109,17 @@ class ContainerFolders:
                 break
             found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
         return found
+
+
+def _make_folder(name: str, parent: int) -> None:
+    """Create a folder unless it exists. Anything else of this name is deleted before."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            return
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    os.mkdir(name, 0o700, dir_fd=parent)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -53,7 +53,9 @@ class MemoryContainers(MemoryTables):
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
         now = int(self._now())
         rows = self._tables.containers.items()
-        return [key for key, row in rows if not row.is_purged and row.has_expired(now)][:limit]
+        expired = [key for key, row in rows if not row.is_purged and row.has_expired(now)]
+        runs = self._tables.container_runs
+        return [key for key in expired if key not in runs or runs[key][1] <= self._now()][:limit]
 
     async def purge_container(self, project: str, container_id: str) -> None:
         self._tables.container_files.pop((project, container_id), None)

@@ -23,6 +23,7 @@ def make_setup(code: str, **fields: Any) -> ProgramSetup:
         "seed": 7,
         "memory_bytes": 32 * MEGABYTE,
         "output_chars": 200,
+        "error_chars": 100,
         "calls": 4,
         "arguments_chars": 100,
     }
@@ -59,6 +60,9 @@ def done(output: str = "", error: str = "", **fields: Any) -> ProgramStep:
         ("image('data:image/png;base64,AA==')", done("![image](data:image/png;base64,AA==)")),
         ("image('file:///etc/passwd')", done(error="TypeError: image() takes the https or data URL of an image.")),
         ("text('x'.repeat(500))", done("x" * 200, is_truncated=True)),
+        ("text('\\ud83d'); text('\\ud83d\\ude00')", done("\ufffd\n\U0001f600")),
+        ("throw 'x'.repeat(500)", done(error=f"The program threw {'x' * 82}")),
+        ("throw new Error('\\ud83d')", done(error="Error: \ufffd (line 1)")),
         ("text(Date.now(), new Date().getTime(), Date.UTC(1970))", done(f"{CLOCK_MS} {CLOCK_MS} 0")),
         ("\nboom()", done(error="ReferenceError: boom is not defined (line 2)")),
         ("let x = ;", done(error="SyntaxError: Unexpected token ';'")),
@@ -132,6 +136,22 @@ def test_program_has_no_functions_of_the_host() -> None:
 )
 def test_program_that_changes_its_environment_harms_only_itself(code: str) -> None:
     assert run(code).is_done
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{is_done: true, output: 'x'.repeat(201)}",
+        "{is_done: true, error: 'x'.repeat(101)}",
+        "{calls: Array.from({length: 5}, (_, i) => [i, 'get', '{}'])}",
+        "{calls: [[0, 'get', 'x'.repeat(101)]]}",
+        "{calls: [[0, 'get', '{}'], [0, 'get', '{}']]}",
+        "{calls: [[0, 'other', '{}']]}",
+    ],
+)
+def test_step_that_a_program_has_forged_ends_it(step: str) -> None:
+    code = f"Object.prototype.toJSON = function () {{ return 'is_done' in this ? {step} : this }}"
+    assert run(code) == done(error="The program broke its environment: ValueError")
 
 
 def test_memory_limit_ends_the_program() -> None:

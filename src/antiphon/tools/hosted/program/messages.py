@@ -23,6 +23,7 @@ class ProgramSetup(msgspec.Struct, kw_only=True):
     seed: int
     memory_bytes: int
     output_chars: int
+    error_chars: int = 10_000
     calls: int
     arguments_chars: int
 

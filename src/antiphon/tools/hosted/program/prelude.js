@@ -4,6 +4,9 @@
   "use strict";
   const setup = JSON.parse(setupText);
   const { stringify, parse } = JSON;
+  // Functions on strings as they are now: a program may replace them. Half a surrogate pair is no valid text.
+  const cut = Function.prototype.call.bind(String.prototype.slice);
+  const repair = Function.prototype.call.bind(String.prototype.toWellFormed);
   const textTools = new Set(setup.text_tools);
   const waiting = new Map();
   let calls = [];
@@ -47,7 +50,7 @@
     const line = output ? `\n${piece}` : piece;
     const room = setup.output_chars - output.length;
     isTruncated ||= line.length > room;
-    output += line.slice(0, Math.max(0, room));
+    output += repair(cut(line, 0, room > 0 ? room : 0));
   };
 
   globalThis.text = (...values) => write(values.map(describe).join(" "));
@@ -100,7 +103,7 @@
 
   const fail = (reason) => {
     isDone = true;
-    error = describeError(reason) || "The program failed.";
+    error = repair(cut(describeError(reason), 0, setup.error_chars)) || "The program failed.";
   };
 
   const start = () => {

@@ -14,6 +14,8 @@ from antiphon.turn_queue import QueueLimits, TurnQueue
 logger = logging.getLogger(__name__)
 
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
+# More than the largest output and all arguments in UTF-8. The process is not trusted: code may leave the isolate.
+_MAX_STEP_BYTES = 64 * 1024 * 1024
 _WORKER = "antiphon.tools.hosted.program.worker"
 # The start of the interpreter and of V8, on a busy machine.
 _START_SECONDS = 60.0
@@ -88,7 +90,7 @@ class RunningProgram:
         try:
             async with asyncio.timeout(seconds):
                 await self._process.send(message)
-                step = await self._process.receive(ProgramStep)
+                step = await self._process.receive(ProgramStep, max_bytes=_MAX_STEP_BYTES)
         except TimeoutError:
             return ProgramStep(is_done=True, error=f"The program ran longer than {self._limit:g} seconds.")
         if step is None:

@@ -27,6 +27,9 @@ class IsolatedProgram:
     def __init__(self, setup: ProgramSetup) -> None:
         from py_mini_racer import MiniRacer
 
+        self._setup = setup
+        self._calls = 0
+        self._arguments_chars = 0
         self._context = MiniRacer()
         self._context.set_hard_memory_limit(setup.memory_bytes)
         make_host: Any = self._context.eval(Path(__file__).with_name("prelude.js").read_text())
@@ -46,11 +49,32 @@ class IsolatedProgram:
     def _run(self, action: str, payload: str) -> ProgramStep:
         try:
             self._host(action, payload)
-            return msgspec.json.decode(self._host("state", ""), type=ProgramStep)
+            step = msgspec.json.decode(self._host("state", ""), type=ProgramStep)
+            self._check(step)
         except Exception as error:  # a program can change the functions that its environment uses
             if self._context.was_hard_memory_limit_reached():
                 return ProgramStep(is_done=True, error=_OUT_OF_MEMORY)
             return ProgramStep(is_done=True, error=f"The program broke its environment: {type(error).__name__}")
+        return step
+
+    def _check(self, step: ProgramStep) -> None:
+        """Raise ValueError for a step that an unchanged environment cannot return: beyond the limits, or out of order.
+
+        A program that changes the functions of its environment can pass the checks that are written in JavaScript.
+        """
+        setup = self._setup
+        self._arguments_chars += sum(len(call.arguments) for call in step.calls)
+        numbers = [*range(self._calls, self._calls + len(step.calls))]
+        self._calls += len(step.calls)
+        if (
+            len(step.output) > setup.output_chars
+            or len(step.error) > setup.error_chars
+            or self._calls > setup.calls
+            or self._arguments_chars > setup.arguments_chars
+            or [call.number for call in step.calls] != numbers
+            or not {call.name for call in step.calls} <= {*setup.tools}
+        ):
+            raise ValueError("the step is not valid")
 
 
 def limit_process(memory_bytes: int) -> None:
