@@ -158,6 +158,25 @@ async def test_error_after_a_timeout_leaves_the_effect_unknown(in_process: Scrip
     assert keys == [FIRST_KEY] * 3
 
 
+async def test_failed_repetition_leaves_the_effect_unknown(in_process: ScriptedModel, ledger: Ledger) -> None:
+    keys: list[str] = []
+
+    @tool(timeout=0.05, on_interrupt="retry")
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if len(keys) == 1:
+            await asyncio.Event().wait()
+        if len(keys) == 2:
+            raise ConnectionError("refused")
+        return f"paid {amount}"
+
+    third, fourth = (call("pay", {"amount": 5}, name) for name in ("call_3", "call_4"))
+    in_process.set_answers([PAY], [AGAIN], [third], [fourth], "Done.")
+    await in_process.agent(tools=[pay]).run("Go.", ledger=ledger, run_id="run_1")
+    assert keys == [FIRST_KEY, FIRST_KEY, FIRST_KEY, "run_1:4:0"]
+
+
 STRUCTURES = ("direct", "subagent", "handoff")
 POLICIES = ("approval", "retry", "ask", "tell")
 

@@ -306,7 +306,7 @@ class RunState:
             self.verdicts.pop(call.call_id, None)
 
     def _apply_result(self, entry: CallResultEntry) -> None:
-        self._resolve_inherited(self._find_open(entry.call_id))
+        self._resolve_inherited(self._find_open(entry.call_id), is_error=entry.is_error)
         call = self._close_call(entry.call_id, entry.output)
         if entry.unresolved is not UNSET:
             earlier = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
@@ -339,10 +339,14 @@ class RunState:
             case limit:
                 self.limit_reached = limit
 
-    def _resolve_inherited(self, call: ToolInvocation) -> None:
-        """Remove the inherited call that this one has repeated, or that a person has decided on."""
+    def _resolve_inherited(self, call: ToolInvocation, *, is_error: bool) -> None:
+        """Remove the inherited call that this one has repeated, or that a person has decided on.
+
+        If the repetition has failed, the first call may still have had its effect.
+        """
         inherited = self.find_inherited(call)
-        if inherited in self.inherited_calls and (call.call_id in self.started_calls or call.call_id in self.verdicts):
+        has_succeeded = call.call_id in self.started_calls and not is_error
+        if inherited in self.inherited_calls and (has_succeeded or call.call_id in self.verdicts):
             self.inherited_calls.remove(inherited)
 
     def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:
