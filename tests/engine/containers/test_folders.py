@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.engine.containers.files import SharedContainerFiles
+from antiphon.engine.containers.files import LocalContainerFiles, SharedContainerFiles
 from antiphon.engine.containers.folders import ContainerFolders
 from antiphon.store.containers import ContainerFileRow
 from antiphon.store.files.content import ContentFolder, Contents
+from antiphon.store.memory.store import MemoryStore
 
 ROW = ContainerFileRow(
     id="cfile_1",
@@ -77,3 +78,29 @@ async def test_copy_of_a_file_replaces_links(contents: Contents, outside: Path, 
         assert (outside / "a.txt").read_bytes() == b"host"
     finally:
         await files.close()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_file_beyond_the_limit_is_not_taken_for_deleted(
+    contents: Contents, tmp_path: Path, is_shared: bool
+) -> None:
+    async def open_contents() -> Contents:
+        return contents
+
+    shared = SharedContainerFiles(open_contents, max_files=2)
+    files = shared if is_shared else LocalContainerFiles(MemoryStore(), tmp_path, max_files=2)
+    try:
+        await shared.prepare("p", "cntr_1", [ROW])
+        await files.create("cntr_1")
+        data = files.folders.locate("cntr_1") / "data"
+        (data / "sub").mkdir(exist_ok=True)
+        (data / "sub" / "a.txt").touch()
+        for name in ("1.txt", "2.txt", "3.txt"):
+            (data / name).write_bytes(b"new")
+        changes = await files.collect("cntr_1", [ROW])
+        assert ([row.path for row in changes.saved], changes.deleted) == (["1.txt", "2.txt"], [])
+        (data / "sub" / "a.txt").unlink()
+        assert (await files.collect("cntr_1", [ROW])).deleted == ["cfile_1"]
+    finally:
+        await files.close()
+        await shared.close()

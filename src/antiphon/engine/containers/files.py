@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -43,6 +43,13 @@ class ContainerFiles:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.folders.close)
+
+    async def _find_missing(self, container_id: str, paths: Iterable[str], found: Sequence[FoundFile]) -> set[str]:
+        """Return the paths at which there is no file any more. `found` may not have all files."""
+        missing = {*paths} - {file.path for file in found}
+        if len(found) < self._max_files:
+            return missing
+        return missing - await asyncio.to_thread(self.folders.list_existing, container_id, missing)
 
     @abstractmethod
     async def start_writing(self, container_id: str) -> ContentWriter:
@@ -110,9 +117,9 @@ class LocalContainerFiles(ContainerFiles):
         found = await asyncio.to_thread(self.folders.scan, container_id, limit=self._max_files)
         known = {row.path: row for row in rows}
         saved = [_make_row(container_id, file, known.get(file.path)) for file in found if _has_changed(file, known)]
-        on_disk = {file.path for file in found}
+        missing = await self._find_missing(container_id, known, found)
         # A file without a time is being written.
-        deleted = [row.id for path, row in known.items() if path not in on_disk and row.modified_ns]
+        deleted = [row.id for path, row in known.items() if path in missing and row.modified_ns]
         return FileChanges(saved, deleted)
 
 
@@ -194,8 +201,7 @@ class SharedContainerFiles(ContainerFiles):
             content, size = await self._upload(row)
             changes.saved.append(msgspec.structs.replace(row, content=content, bytes=size))
             copies[file.path] = content, file
-        on_disk = {file.path for file in found}
-        for path in copies.keys() - on_disk:
+        for path in await self._find_missing(container_id, copies, found):
             former, _ = copies.pop(path)
             # The row of a file that was replaced meanwhile stays.
             if path in known and known[path].content == former:

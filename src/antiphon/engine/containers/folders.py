@@ -6,7 +6,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -70,6 +70,17 @@ class ContainerFolders:
             os.close(descriptor)
             raise OSError(errno.ENOENT, "not a file", path)
         return os.fdopen(descriptor, "rb")
+
+    def list_existing(self, container_id: str, paths: Iterable[str]) -> set[str]:
+        """Return the paths at which there are files."""
+        return {path for path in paths if self._is_file(container_id, path)}
+
+    def _is_file(self, container_id: str, path: str) -> bool:
+        try:
+            with self._open_parent(container_id, path) as (folder, name):
+                return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
 
     def delete_file(self, container_id: str, path: str) -> None:
         """Delete a file, unless a part of its path is a link or missing."""
