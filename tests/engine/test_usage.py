@@ -115,6 +115,31 @@ async def test_number_of_recorded_models_is_bounded(store: FailingStore, monkeyp
     assert [(row.model, row.requests) for row in await list_usage(store)] == [("a", 2), ("b", 1), ("other", 2)]
 
 
+async def test_cancelled_flush_still_writes_its_usage(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, gate = asyncio.Event(), asyncio.Event()
+    write = store.add_usage
+
+    async def wait_and_write(rows: Sequence[UsageRow]) -> None:
+        started.set()
+        await gate.wait()
+        await write(rows)
+
+    monkeypatch.setattr(store, "add_usage", wait_and_write)
+    recorder = UsageRecorder(store, {}, now=lambda: NOW)
+    recorder.record("p", "", "m", SPENT)
+    flushing = asyncio.create_task(recorder.flush())
+    await started.wait()
+    recorder.record("p", "", "n", SPENT)
+    waiting = asyncio.create_task(recorder.flush())
+    await asyncio.sleep(0)
+    for task in (flushing, waiting):
+        task.cancel()
+    await asyncio.gather(flushing, waiting, return_exceptions=True)
+    gate.set()
+    await recorder.close()
+    assert [(row.model, row.requests) for row in await list_usage(store)] == [("m", 1), ("n", 1)]
+
+
 async def test_close_writes_the_last_usage(store: FailingStore) -> None:
     recorder = UsageRecorder(store, {}, now=lambda: NOW)
     recorder.record("p", "", "m", SPENT)

@@ -268,7 +268,7 @@ class Engine:
         pipeline = self._pipeline
         pipeline.acquire()
         try:
-            run = await self._create(request, project, key_id, session)
+            run = await self._create(pipeline, request, project, key_id, session)
         except BaseException as error:
             pipeline.release()
             if session is not None and isinstance(error, Exception):
@@ -281,24 +281,25 @@ class Engine:
         return run
 
     async def _create(
-        self, request: CreateRequest, project: str, key_id: str, session: ConnectionMemory | None
+        self, pipeline: Pipeline, request: CreateRequest, project: str, key_id: str, session: ConnectionMemory | None
     ) -> Run | BackgroundRun:
+        # A reload may replace the pipeline at any await: only the one that was acquired stays open.
         if self._stopping:
             raise Unavailable("The server is shutting down.")
         if self._store.failure is not None and (request.store is not False or request.background):
             await self._store.check()  # refuse the request before the model is called
         if self._quota is not None and (request.store is not False or request.background):
             await self._quota.check(project)
-        prepared = await self._pipeline.prepare(request, project=project, session=session)
+        prepared = await pipeline.prepare(request, project=project, session=session)
         if prepared.turn.request.background:
             return await self._enqueue(prepared, project, key_id)
         if request.generate is False:
             serving = Serving(empty_answer(), None)
         else:
-            serving = await self._serve(prepared)
+            serving = await self._serve(pipeline, prepared)
         return self._run(prepared, serving, project, key_id, session)
 
-    async def _serve(self, prepared: Prepared) -> Serving:
+    async def _serve(self, pipeline: Pipeline, prepared: Prepared) -> Serving:
         """Start the model call of a request. Until the response begins, `stop_runs` cancels the call."""
         if self._stopping:
             raise Unavailable("The server is shutting down.")
@@ -308,7 +309,7 @@ class Engine:
         assert task is not None
         self._starting.add(task)
         try:
-            return await self._pipeline.serve(prepared, first_delta_seconds=seconds)
+            return await pipeline.serve(prepared, first_delta_seconds=seconds)
         except asyncio.CancelledError:
             if not self._stopping:
                 raise

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from antiphon.store.usage import HOUR, MINUTE, UsageRow, UsageStore
 from antiphon.upstream.token_estimate import estimate_item, estimate_tokens
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FLUSH_SECONDS = 5.0
 """Time between the end of a response and the write of its usage."""
@@ -67,7 +69,7 @@ class UsageRecorder:
         self._now = now
         self._rows: dict[tuple[int, str, str, str], UsageRow] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
         self._models: set[str] = set()
         self._rolled_up_at = 0.0
@@ -125,8 +127,12 @@ class UsageRecorder:
     async def flush(self, *, on_taken: Callable[[], None] | None = None) -> bool:
         """Write all counted usage. Return False if the store failed: the rows are written later.
 
-        `on_taken` is called at the moment after which usage is not part of this write.
+        `on_taken` is called at the moment after which usage is not part of this write. Cancelling the await does not
+        stop the write: its rows would be lost.
         """
+        return await asyncio.shield(self._start(self._flush(on_taken)))
+
+    async def _flush(self, on_taken: Callable[[], None] | None) -> bool:
         if self._lock.locked():
             async with self._lock:
                 pass
@@ -191,10 +197,11 @@ class UsageRecorder:
         except Exception:
             logger.exception("the usage could not be written")
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _estimate_usage(response: Response, prepared: Prepared) -> Usage:
