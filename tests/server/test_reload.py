@@ -1,6 +1,11 @@
 """New settings for a running server: keys, backends, models and limits change, and no stream is dropped."""
 
+import asyncio
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,8 +13,11 @@ import pytest
 
 from antiphon.config import ApiKey, BackendSettings, Settings
 from antiphon.errors import AntiphonError, ConfigError
+from antiphon.limit_settings import UsageLimits
+from antiphon.server.reload import Reloader, hold_signal
+from antiphon.server.running_servers import ServerFile
 from antiphon.setting_changes import SettingChanges
-from support.live_server import LiveServer
+from support.live_server import TIMEOUT, LiveServer, make_settings
 
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
 Serve = Callable[..., LiveServer]
@@ -52,6 +60,56 @@ def test_stream_ends_on_the_backend_that_a_reload_has_replaced(serve: Serve) -> 
         assert "".join(deltas) == " last"
     running.stop()
     assert closed == ["old"]
+
+
+def test_request_before_a_reload_stays_on_its_backend(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = serve({"default": "old"}, limits=UsageLimits(stored_bytes=10**9))
+    store = running.engine.admin_store
+    measuring, gate = threading.Event(), threading.Event()
+    measure = store.measure_stored_bytes
+
+    async def wait_and_measure(project: str) -> int:
+        measuring.set()
+        await asyncio.to_thread(gate.wait)
+        return await measure(project)
+
+    monkeypatch.setattr(store, "measure_stored_bytes", wait_and_measure)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, running)
+        assert measuring.wait(TIMEOUT)
+        change(running, backends={"scripted": make_backend("new")})
+        gate.set()
+        assert waiting.result(TIMEOUT) == "old"
+    assert ask(running) == "new"
+
+
+async def test_signal_during_the_start_reloads_after_it(tmp_path: Path) -> None:
+    earlier = signal.getsignal(signal.SIGHUP)
+    reloaded = asyncio.Event()
+    settings = make_settings()
+
+    async def apply(new: Settings) -> SettingChanges:
+        reloaded.set()
+        return SettingChanges(new, [], [])
+
+    file = ServerFile.create(tmp_path, "http://127.0.0.1:1")
+    try:
+        with hold_signal():
+            signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+            reloader = Reloader(lambda: settings, apply, file=file, on_hangup=reloaded.set)
+            reloader.start()
+            async with asyncio.timeout(TIMEOUT):
+                await reloaded.wait()
+            reloader.close()
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def test_signal_during_a_failed_start_does_not_hide_the_error() -> None:
+    with pytest.raises(ConfigError), hold_signal():
+        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+        raise ConfigError("the settings are wrong")
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_background_run_ends_on_the_replaced_backend(serve: Serve) -> None:

@@ -24,6 +24,10 @@ def run(arguments: Namespace) -> int:
         os.kill(server.pid, signal.SIGHUP)
     except ProcessLookupError:
         raise ConfigError(f"The server with the process id {server.pid} has ended.") from None
+    except PermissionError:
+        raise ConfigError(
+            f"The process {server.pid} belongs to another user: run this command as the user of the server."
+        ) from None
     result = _wait_for_result(data_dir, server, arguments.timeout)
     if result.error:
         raise ConfigError(f"The settings of {server.url} were not reloaded: {result.error}")

@@ -15,6 +15,7 @@ from typing import Any
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
 from antiphon.config import Settings
+from antiphon.server.reload import hold_signal
 from antiphon.setting_readers import hide_password
 
 logger = logging.getLogger(__name__)
@@ -22,11 +23,12 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: Namespace) -> int:
     load_settings = functools.partial(_load_settings, arguments)
-    settings = load_settings()
-    if settings.workers > 1:
-        _serve_with_workers(settings, load_settings)
-    else:
-        _serve(settings, load_settings)
+    with hold_signal():
+        settings = load_settings()
+        if settings.workers > 1:
+            _serve_with_workers(settings, load_settings)
+        else:
+            _serve(settings, load_settings)
     return 0
 
 

@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from antiphon.config import Settings
 from antiphon.errors import AntiphonError
@@ -15,6 +16,20 @@ from antiphon.setting_changes import SettingChanges
 logger = logging.getLogger(__name__)
 
 ApplySettings = Callable[[Settings], Awaitable[SettingChanges]]
+
+
+@contextmanager
+def hold_signal() -> Iterator[None]:
+    """Hold SIGHUP back until a reloader starts. Without a handler, it would end a server that is loading its models."""
+    earlier = signal.getsignal(signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    except BaseException:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # drops a signal that is held back: the error must be reported
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        signal.signal(signal.SIGHUP, earlier)
+        raise
 
 
 class Reloader:
@@ -40,8 +55,9 @@ class Reloader:
         self._is_requested = False
 
     def start(self) -> None:
-        """Handle SIGHUP on the running event loop."""
+        """Handle SIGHUP on the running event loop, also one that arrived during the start (`hold_signal`)."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._handle_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
