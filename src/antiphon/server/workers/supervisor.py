@@ -58,6 +58,8 @@ class WorkerProcess:
         self.process = process
         self.channel = channel
         self.failure: str | None = None
+        self.is_ready = False
+        self.has_ended = False
         self.reloaded: asyncio.Future[str | None] | None = None
 
     @classmethod
@@ -82,6 +84,8 @@ class WorkerProcess:
 
     async def reload(self, message: Reload) -> str | None:
         """Let the worker use other settings. Return the error, or None."""
+        if self.has_ended:
+            return "the worker has ended"
         self.reloaded = asyncio.get_running_loop().create_future()
         self.channel.send(message)
         try:
@@ -159,11 +163,13 @@ class Supervisor:
         message = Reload(replace(changes.settings, warnings=()))
         if not self._workers:
             raise ConfigError("no worker is running")
-        first, *others = sorted(self._workers.values(), key=lambda worker: worker.number)
+        first = min(self._workers.values(), key=lambda worker: worker.number)
         error = await first.reload(message)
         if error is not None:
             raise ConfigError(error)
         self._settings = message.settings
+        # A worker may have died and been started again meanwhile, with the old settings.
+        others = [worker for worker in self._workers.values() if worker is not first]
         for worker, failure in zip(
             others, await asyncio.gather(*(each.reload(message) for each in others)), strict=True
         ):
@@ -181,7 +187,7 @@ class Supervisor:
             try:
                 end = await self._run_process(number)
             except OSError as error:
-                if not started.done():
+                if number == 1 and not started.done():
                     raise
                 end = f"could not be started: {error}"
             if self._stopping.is_set():
@@ -202,9 +208,12 @@ class Supervisor:
         """Run one process of a worker to its end, and describe that. Raises if the first worker cannot start."""
         is_first_start = number == 1 and not self._started[number].done()
         # Each of the others would log the same warnings.
-        settings = self._settings if is_first_start else replace(self._settings, warnings=())
+        current = self._settings
+        settings = current if is_first_start else replace(current, warnings=())
         worker = await WorkerProcess.start(number, settings, self._listener)
         self._workers[number] = worker
+        if self._settings is not current:  # a reload has ended since
+            worker.channel.send(Reload(self._settings))
         if self._stopping.is_set():
             worker.signal(signal.SIGTERM)
         await self._read_messages(worker)
@@ -221,6 +230,7 @@ class Supervisor:
         while (frame := await worker.channel.receive()) is not None:
             message = decode_for_supervisor(frame)
             if isinstance(message, WorkerReady):
+                worker.is_ready = True
                 if not started.done():
                     started.set_result(message)
                 else:
@@ -233,6 +243,7 @@ class Supervisor:
                 self._relay.ask(worker, message)
             elif isinstance(message, Answer):
                 self._relay.answer(worker, message)
+        worker.has_ended = True
         worker.end_reload("the worker has ended")
         worker.channel.close()
 
@@ -270,6 +281,8 @@ class QuestionRelay:
             for worker in others:
                 worker.channel.send(question)
             return
+        # A worker that starts has no responses, and reads no messages yet.
+        others = [worker for worker in others if worker.is_ready]
         self._last_id += 1
         key = self._last_id
         self._pending[key] = PendingQuestion(sender, question.id, {worker.number for worker in others})

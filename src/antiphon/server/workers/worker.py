@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+from types import FrameType
 
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
@@ -19,6 +20,14 @@ class WorkerServer(Server):
     """The server of a worker. Ctrl-C reaches all processes of a terminal: the supervisor handles it."""
 
     stop_signals = (signal.SIGTERM,)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Start a graceful shutdown. A signal to the whole group of processes arrives twice: directly and forwarded.
+
+        The supervisor kills a worker that does not end.
+        """
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
 
 def run_worker(connection: socket.socket, listener: socket.socket) -> int:
