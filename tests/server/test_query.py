@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import InvalidRequest
+from antiphon.server.organization.usage import UsageQuery
 from antiphon.server.query import ItemQuery, NoQuery, PageQuery, ResponseQuery, read_query
 
 
@@ -18,6 +19,10 @@ from antiphon.server.query import ItemQuery, NoQuery, PageQuery, ResponseQuery, 
         ),
         (b"stream=true&starting_after=0", ResponseQuery(stream=True, starting_after=0)),
         (b"stream=false&include_obfuscation=true", ResponseQuery(include_obfuscation=True)),
+        (
+            b"start_time=7&group_by=model,project_id&group_by[]=api_key_id&models=a,b",
+            UsageQuery(start_time=7, group_by=["model", "project_id", "api_key_id"], models=["a,b"]),
+        ),
     ],
 )
 def test_query_is_parsed_into_its_struct(make_channel: Any, text: bytes, query: Any) -> None:

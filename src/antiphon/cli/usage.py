@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> int:
         return 0
     _print_table(arguments.by, groups, settings.run_currency)
     print()
-    _print_chart(range(start, end, DAY), dict(days))
+    _print_chart(range(start, end + 1, DAY), dict(days))
     return 0
 
 

@@ -14,6 +14,8 @@ from antiphon.server.http import HttpRequest
 Q = TypeVar("Q", bound=Struct)
 
 _LISTS = frozenset({"include", "group_by", "project_ids", "api_key_ids", "models"})
+# Lists whose values can also be given in one parameter, with commas between them. Other values may have commas.
+_COMMA_LISTS = frozenset({"group_by"})
 
 
 class NoQuery(Struct):
@@ -76,5 +78,6 @@ def _parse(query: bytes) -> dict[str, list[str]]:
         ) from None
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        fields.setdefault(name.removesuffix("[]"), []).append(value)
+        field = name.removesuffix("[]")
+        fields.setdefault(field, []).extend(value.split(",") if field in _COMMA_LISTS else (value,))
     return fields

@@ -160,6 +160,7 @@ class UsageHandlers:
         rows = await self._load(http_request, found, query)
         if query.models:
             rows = [row for row in rows if row.model in query.models]
+        by_start = _split_buckets(rows)
         buckets = [
             UsageBucket(
                 start_time=start,
@@ -172,7 +173,7 @@ class UsageHandlers:
                         input_cached_tokens=sum(row.cached_tokens for row in members),
                         num_model_requests=sum(row.requests for row in members),
                     )
-                    for group, members in _group(rows, start, query.group_by)
+                    for group, members in _group(by_start.get(start, ()), query.group_by)
                 ],
             )
             for start in range(found.start, found.end, width)
@@ -184,6 +185,7 @@ class UsageHandlers:
         query = read_query(http_request, CostQuery)
         found = _find_range(query, DAY, query.limit)
         rows = await self._load(http_request, found, query)
+        by_start = _split_buckets(rows)
         currency = self._get_settings().run_currency.lower()
         buckets = [
             CostBucket(
@@ -191,7 +193,7 @@ class UsageHandlers:
                 end_time=min(start + DAY, query.end_time or start + DAY),
                 results=[
                     CostResult(**group, amount=Amount(sum(row.cost for row in members), currency))
-                    for group, members in _group(rows, start, query.group_by)
+                    for group, members in _group(by_start.get(start, ()), query.group_by)
                 ],
             )
             for start in range(found.start, found.end, DAY)
@@ -231,13 +233,18 @@ def _find_range(query: UsageQuery | CostQuery, width: int, limit: int) -> _Range
     return _Range(start, max(start, min(end, last)), width, last if last < end else None)
 
 
-def _group(
-    rows: Sequence[UsageRow], start: int, group_by: Sequence[str]
-) -> Iterable[tuple[dict[str, Any], list[UsageRow]]]:
+def _split_buckets(rows: Iterable[UsageRow]) -> dict[int, list[UsageRow]]:
+    """Return the rows of each bucket by its start. A search in all rows for each bucket would take too long."""
+    buckets: dict[int, list[UsageRow]] = {}
+    for row in rows:
+        buckets.setdefault(row.started_at, []).append(row)
+    return buckets
+
+
+def _group(rows: Sequence[UsageRow], group_by: Sequence[str]) -> Iterable[tuple[dict[str, Any], list[UsageRow]]]:
     """Yield the groups of a bucket: the fields that identify one, and its rows."""
     groups: dict[tuple[str, ...], list[UsageRow]] = {}
     for row in rows:
-        if row.started_at == start:
-            groups.setdefault(tuple(getattr(row, _COLUMNS[name]) for name in group_by), []).append(row)
+        groups.setdefault(tuple(getattr(row, _COLUMNS[name]) for name in group_by), []).append(row)
     for values, members in sorted(groups.items()):
         yield {name: value or None for name, value in zip(group_by, values, strict=True)}, members
