@@ -67,6 +67,27 @@ def test_configuration_with_and_without_tls_is_valid(tmp_path: Path) -> None:
         assert "warn" not in checked.stderr
 
 
+def test_proxy_passes_a_body_on_while_it_arrives(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        node.settimeout(60)
+        address = f"127.0.0.1:{node.getsockname()[1]}"
+        port = find_free_port()
+        process = subprocess.Popen(make_command(write_configuration(tmp_path, port, [address, address])))
+        try:
+            wait_until(lambda: can_connect(port))
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+                client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\nbegin")
+                passed, _ = node.accept()
+                with passed, passed.makefile("rb") as received:
+                    assert received.readline() == b"POST /v1/responses HTTP/1.1\r\n"
+                    while received.readline() != b"\r\n":
+                        pass
+                    assert received.read(5) == b"begin"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
 SCRIPT: dict[str, Any] = {
     "rules": [
         {"user": "steps", "answers": [[step for n in range(12) for step in ({"text": [f"w{n} "]}, {"delay": 0.02})]]},
