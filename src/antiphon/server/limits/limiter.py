@@ -132,7 +132,7 @@ class Limiter:
         self._monotonic = monotonic
         self._subjects: dict[str, Subject] = {}
         self._by_request: dict[tuple[str, str], tuple[Subject, ...]]
-        self._spending: list[Spending] = []
+        self._spending: dict[str, tuple[int, float]] = {}
         self._month = find_month(now())
         self.refusals: Counter[str] = Counter()
         self.configure(settings)
@@ -201,21 +201,21 @@ class Limiter:
     def set_spending(self, spending: list[Spending], marks: dict[str, tuple[int, float]]) -> None:
         """Set the totals of the month that the store has. Charges since `marks` are not part of them."""
         self._check_month()
-        self._spending = spending
+        self._spending = _total_by_subject(spending)
         for subject in self._subjects.values():
             self._apply_spending(subject, *marks.get(subject.id, (0, 0.0)))
 
     def _apply_spending(self, subject: Subject, charged_tokens: int, charged_cost: float) -> None:
-        own = [each for each in self._spending if subject.id in (_name_project(each.project), _name_key(*each[:2]))]
-        subject.spent_tokens = sum(each.tokens for each in own) + subject.charged_tokens - charged_tokens
-        subject.spent_cost = sum(each.cost for each in own) + subject.charged_cost - charged_cost
+        tokens, cost = self._spending.get(subject.id, (0, 0.0))
+        subject.spent_tokens = tokens + subject.charged_tokens - charged_tokens
+        subject.spent_cost = cost + subject.charged_cost - charged_cost
 
     def _check_month(self) -> None:
         """Reset the budgets when a new month has begun."""
         month = find_month(self._now())
         if month != self._month:
             self._month = month
-            self._spending = []
+            self._spending = {}
             for subject in self._subjects.values():
                 subject.spent_tokens, subject.spent_cost = 0, 0.0
 
@@ -346,6 +346,16 @@ def _list_limits(settings: Settings) -> Iterable[KeyLimits]:
         yield project.limits
         if project.key_limits is not None:
             yield project.key_limits
+
+
+def _total_by_subject(spending: Iterable[Spending]) -> dict[str, tuple[int, float]]:
+    """Return the tokens and the cost of each key and each project, by the id of the subject."""
+    totals: dict[str, tuple[int, float]] = {}
+    for project, key_id, tokens, cost in spending:
+        for subject_id in (_name_project(project), _name_key(project, key_id)):
+            before = totals.get(subject_id, (0, 0.0))
+            totals[subject_id] = before[0] + tokens, before[1] + cost
+    return totals
 
 
 def _name_project(project: str) -> str:
