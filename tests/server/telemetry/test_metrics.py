@@ -120,6 +120,13 @@ def test_number_of_model_names_is_bounded() -> None:
     assert len(durations.read()) == MAX_MODELS + 1
 
 
+def test_number_of_error_codes_is_bounded() -> None:
+    metrics = ModelMetrics()
+    for number in range(300):
+        metrics.record_call(make_record(error=f"upstream-{number}"))
+    assert len(metrics.units[0][0].read()) == 101
+
+
 @pytest.mark.parametrize("interval", ["0", "-5", "soon", "inf"])
 def test_invalid_interval_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, interval: str

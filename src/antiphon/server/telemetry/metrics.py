@@ -42,6 +42,8 @@ _LABELS = (
     "server.port",
 )
 _EXPORT_MILLISECONDS = 10_000
+# An upstream can report any code.
+_MAX_ERRORS = 100
 
 
 class ModelMetrics:
@@ -49,6 +51,7 @@ class ModelMetrics:
 
     def __init__(self) -> None:
         self._models = BoundedLabel(MAX_MODELS)
+        self._errors = BoundedLabel(_MAX_ERRORS)
         self._durations = _make("gen_ai.client.operation.duration", "Duration of a model call.", _SECONDS, "error.type")
         self._first_chunks = _make(
             "gen_ai.client.operation.time_to_first_chunk", "Time until the first part of a streamed answer.", _SECONDS
@@ -66,7 +69,7 @@ class ModelMetrics:
             record.address,
             record.port,
         )
-        self._durations.observe(record.seconds, (*labels, record.error))
+        self._durations.observe(record.seconds, (*labels, self._errors.bound(record.error)))
         if record.first_chunk is not None:
             self._first_chunks.observe(record.first_chunk, labels)
         if record.usage is not None:
