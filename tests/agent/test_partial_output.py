@@ -65,6 +65,25 @@ def test_every_beginning_is_valid_and_grows_to_the_whole() -> None:
         assert (partial.is_closed, json.loads(partial.complete())) == (True, value)
 
 
+def test_brackets_are_closed_only_when_the_text_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = PartialJson._close
+    monkeypatch.setattr(PartialJson, "_close", lambda partial: closed.append(close(partial)) or closed[-1])
+    partial = PartialJson()
+    partial.feed('{"a":' + "[" * 1000 + "]" * 999)
+    assert partial.complete().endswith("[]" + "]" * 999 + "}")
+    assert closed == ["]}"]
+
+
+def test_number_in_many_pieces_is_scanned_once() -> None:
+    partial = PartialJson()
+    for piece in ('{"a": ', "1", "23", "4"):
+        partial.feed(piece)
+    assert (partial.complete(), partial._word_length) == ("{}", 10)
+    partial.feed(', "b": 5}')
+    assert (partial.complete(), partial.is_closed) == ('{"a": 1234, "b": 5}', True)
+
+
 def test_long_text_is_parsed_a_limited_number_of_times() -> None:
     reader = PartialReader(ObjectType(Song, where="test"))
     deltas = ['{"title": "', *(["word "] * 20_000), '"}']

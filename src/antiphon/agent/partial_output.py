@@ -1,5 +1,6 @@
 """Typed output while the model writes it: the beginning of a JSON text, completed and validated."""
 
+import re
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,7 @@ _GROWTH = 64
 _CLOSERS = {"{": "}", "[": "]"}
 _ESCAPE_LENGTHS = {"u": 6}
 _SPACE = " \t\r\n"
+_WORD_END = re.compile(rf"[{_SPACE},\]}}]")
 
 
 class PartialJson:
@@ -43,8 +45,10 @@ class PartialJson:
         self._is_key = False
         """True if the next string, or the one that is open, is a key of an object."""
         self._string_start: int | None = None
-        self._safe = 0, ""
-        """A length of the text, and the end that makes this part of it a JSON text."""
+        self._word_length = 0
+        """The length of the text in which the end of the last number or literal was not found."""
+        self._safe_length = 0
+        """The length of the text that is complete except for its closing brackets, `_closers`."""
         self.is_closed = False
 
     def feed(self, delta: str) -> None:
@@ -62,8 +66,7 @@ class PartialJson:
         """Return the text with all that is missing at its end. "" before the first brace."""
         if self._string_start is not None and not self._is_key:
             return self._text[: self._position] + '"' + self._close()
-        length, end = self._safe
-        return self._text[:length] + end
+        return self._text[: self._safe_length] + self._close()
 
     def _close(self) -> str:
         return "".join(reversed(self._closers))
@@ -93,7 +96,7 @@ class PartialJson:
             self._position += 1
             self._mark()
         elif character in "}]":
-            self._closers = self._closers[:-1]
+            self._closers.pop()
             self._position += 1
             self._mark()
             self.is_closed = not self._closers
@@ -110,18 +113,17 @@ class PartialJson:
         return True
 
     def _scan_word(self) -> bool:
-        end = self._position
-        while end < len(self._text) and self._text[end] not in f"{_SPACE},]}}":
-            end += 1
-        if end == len(self._text):
+        found = _WORD_END.search(self._text, max(self._position, self._word_length))
+        if found is None:
+            self._word_length = len(self._text)
             return False
-        self._position = end
+        self._position = found.start()
         self._mark()
         return True
 
     def _mark(self) -> None:
         """Remember that the text up to here is complete except for its closing brackets."""
-        self._safe = self._position, self._close()
+        self._safe_length = self._position
 
 
 def _measure_escape(text: str, position: int) -> int:
