@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("py_mini_racer")
 pytest.importorskip("mcp")
 
-from antiphon.errors import InvalidRequest
+from antiphon.errors import InvalidRequest, StoreUnavailable
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
+from antiphon.store.memory.store import MemoryStore
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.mcp.tool import McpHostedTool
 from antiphon.upstream.addresses import OutboundRules
@@ -36,11 +37,11 @@ def make_program(code: str, call_id: str = "call_m") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def run_programs(*answers: Any) -> AsyncIterator[HostedHarness]:
+async def run_programs(*answers: Any, **policy: Any) -> AsyncIterator[HostedHarness]:
     setup = HostedSetup(settings=make_settings())
     rules = OutboundRules.parse(["127.0.0.1"])
     tools = (LocalPrograms(setup), McpHostedTool(setup))
-    async with run_engine(make_script(*answers), *tools, outbound=rules) as harness:
+    async with run_engine(make_script(*answers), *tools, outbound=rules, **policy) as harness:
         yield harness
 
 
@@ -228,6 +229,39 @@ async def test_failed_and_refused_calls_reach_the_program() -> None:
     refusal = "The call was not carried out: the limit of 2 tool calls is reached. Answer now, without it."
     assert (output.status, output.result) == ("incomplete", refusal)
     assert message.type == "message"
+
+
+class InterruptingStore(MemoryStore):
+    """A store that cannot store the steps of a hosted tool once: those after the step of number `last`."""
+
+    last = 7
+
+    async def append_hosted_steps(
+        self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
+    ) -> bool:
+        if first > self.last:
+            self.last = 1000
+            raise StoreUnavailable("no space")
+        return await super().append_hosted_steps(project, response_id, first, steps, owner=owner)
+
+
+async def test_calls_of_a_finished_program_count_after_a_crash() -> None:
+    code = "text(await tools.add({one: 1, other: 2}), await tools.add({one: 3, other: 4}))"
+    again = [make_program("text(await tools.add({one: 5, other: 6}))")]
+    policy: Any = {"store": InterruptingStore(), "background_lease_seconds": 0.1}
+    async with (
+        serve_mcp({"add": add}) as server,
+        run_programs([make_program(code)], again, again, "Done.", **policy) as harness,
+    ):
+        fields: Any = {"tools": [make_entry(server), PROGRAMS], "max_tool_calls": 4}
+        run = await harness.ask("add", background=True, **fields)
+        async for _ in run.events():
+            pass
+        response = await harness.engine.retrieve("default", run.response.id)
+    results = [item.result for item in response.output if item.type == "program_output"]
+    refusal = "The call was not carried out: the limit of 4 tool calls is reached. Answer now, without it."
+    assert (response.status, results, len(server.calls)) == ("completed", ["3 7", refusal], 2)
+    assert policy["store"].last == 1000
 
 
 async def test_client_tools_of_all_kinds_are_called_with_their_own_items() -> None:

@@ -320,6 +320,8 @@ class _ProgramRun:
         outcome = self._programs.outcomes.get(key)
         if outcome is not None:  # an earlier attempt at this response has run it
             yield decode_deltas(outcome.deltas)
+            if outcome.needs_client:
+                self._programs.budget.give_back()
             return
         tool = self._tools[request.name]
         assert tool.opened is not None

@@ -299,10 +299,13 @@ class HostedRun:
         calls: Mapping[str, CallRecord] = {}
         begun: dict[str, bool] = {}
         ended: set[str] = set()
+        nested: list[str | None] = []
         for step in steps:
             if is_nested(step):
                 assert isinstance(step, IntentStep | OutcomeStep)
                 self._programs.restore(step)
+                if isinstance(step, OutcomeStep) and not step.needs_client:
+                    nested.append(step.parent)
                 continue
             if isinstance(step, IntentStep):
                 begun[step.key] = step.is_repeatable
@@ -317,6 +320,9 @@ class HostedRun:
                 if step.needs_client:
                     self._budget.give_back()
             self._add_to_context(decode_deltas(step.deltas))
+        for parent in nested:
+            if parent in ended:  # a program that is run again counts its calls itself
+                self._budget.take()
         self._unfinished = [self._begin_again(record, begun) for record in calls.values() if record.key not in ended]
 
     def _restore_answer(self, step: AnswerStep) -> None:
