@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ async def ask(server: McpServer, method: str) -> Any:
 async def test_question_of_the_server_is_answered_or_declined() -> None:
     answers: list[Any] = [{"name": "Ada"}, None, KeyError("secret")]
     questions: list[McpElicitation] = []
+    threads: set[threading.Thread] = set()
 
     def answer(question: McpElicitation) -> Any:
         questions.append(question)
+        threads.add(threading.current_thread())
         given = answers.pop(0)
         if isinstance(given, Exception):
             raise given
@@ -49,6 +52,8 @@ async def test_question_of_the_server_is_answered_or_declined() -> None:
         assert await ask(server, "elicitation/create") == {"code": -32603, "message": "The client cannot answer."}
         # Sampling is still off.
         assert (await ask(server, "sampling/createMessage"))["message"] == "Sampling not supported"
+    # The event loop goes on while a person is asked.
+    assert threading.current_thread() not in threads
     assert questions[0] == McpElicitation(server=f"'{sys.executable}'", message="Your name?", schema=QUESTION)
 
 

@@ -3,7 +3,7 @@
 Without a function for them they are refused, and the server goes on without them.
 """
 
-import inspect
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.function import call_function
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +85,7 @@ def _make_elicitation(server: str, answer: OnElicitation) -> Callable[[Any, Any]
             url=getattr(params, "url", None),
         )
         try:
-            given = answer(question)
-            content = await given if inspect.isawaitable(given) else given
+            content = await _answer(answer, question)
             if content is None:
                 return ElicitResult(action="decline")
             return ElicitResult(action="accept", content=None if question.url else dict(content))
@@ -102,8 +102,7 @@ def _make_sampling(
         from mcp.types import CreateMessageResult, ErrorData, TextContent
 
         try:
-            given = answer(_read_sampling(server, params, translate))
-            text = await given if inspect.isawaitable(given) else given
+            text = await _answer(answer, _read_sampling(server, params, translate))
             if text is None:
                 return ErrorData(code=_REFUSED, message="The request was refused.")
             content = TextContent(type="text", text=text)
@@ -112,6 +111,11 @@ def _make_sampling(
             return ErrorData(code=_INTERNAL_ERROR, message=_describe_failure("on_sampling", server, error))
 
     return sample
+
+
+async def _answer(function: Callable[[Any], Any], request: McpElicitation | McpSampling) -> Any:
+    """Return the result of a function. One that is not asynchronous may wait for a person, so it runs in a thread."""
+    return await call_function(functools.partial(function, request), {}, name=f"for {request.server}")
 
 
 def _read_sampling(server: str, params: Any, translate: Callable[[JsonObject], JsonObject]) -> McpSampling:
