@@ -109,10 +109,10 @@ async def test_usage_that_cannot_be_written_is_given_up(
 async def test_number_of_recorded_models_is_bounded(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MODELS", 2)
     recorder = UsageRecorder(store, {}, now=lambda: NOW)
-    for model in ("x" * 300, "a", "b", "c", "a"):
+    for model in ("x" * 300, "\0", "a", "b", "c", "a"):
         recorder.record("p", "", model, SPENT)
     await recorder.flush()
-    assert [(row.model, row.requests) for row in await list_usage(store)] == [("a", 2), ("b", 1), ("other", 2)]
+    assert [(row.model, row.requests) for row in await list_usage(store)] == [("a", 2), ("b", 1), ("other", 3)]
 
 
 async def test_cancelled_flush_still_writes_its_usage(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,8 @@ class UsageRecorder:
 
     def _add_model(self, model: str) -> str:
         """Return the name under which the usage of a new model is recorded."""
-        if len(self._models) >= MAX_MODELS or len(model) > _MAX_MODEL_LENGTH:
-            return OTHER_MODEL
+        if len(self._models) >= MAX_MODELS or len(model) > _MAX_MODEL_LENGTH or not model.isprintable():
+            return OTHER_MODEL  # PostgreSQL would refuse a null character, and with it all rows of a write
         self._models.add(model)
         return model
 
