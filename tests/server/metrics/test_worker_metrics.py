@@ -29,3 +29,17 @@ def test_metric_of_one_worker_only_is_part_of_the_merged_text() -> None:
     head, _, rest = text.partition(b"# HELP seconds")
     assert merge_texts([head, text]) == head + head.splitlines(keepends=True)[-1] + b"# HELP seconds" + rest
     assert merge_texts([]) == b""
+
+
+def test_line_separators_in_a_label_do_not_break_the_text() -> None:
+    models = ["a\rb", "c\u2028# HELP evil x", "d\x0be", "f\x85g"]
+    counter = Counter(Metric("tokens_total", "Tokens.", ("model",)))
+    for model in models:
+        counter.add((model,), 1)
+    merged = merge_texts([label_text(write_text([counter]), number) for number in (1, 2)]).decode()
+    assert merged.split("\n") == [
+        "# HELP tokens_total Tokens.",
+        "# TYPE tokens_total counter",
+        *(f'tokens_total{{worker="{number}",model="{model}"}} 1' for number in (1, 2) for model in models),
+        "",
+    ]

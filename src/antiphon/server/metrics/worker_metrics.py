@@ -8,9 +8,12 @@ _HELP = "# HELP "
 def label_text(text: bytes, worker: int) -> bytes:
     """Add the label `worker` to each sample of a text."""
     label = b'worker="%d"' % worker
-    return b"".join(
-        line if line.startswith(b"#") else _add_label(line, label) for line in text.splitlines(keepends=True)
-    )
+    return b"".join(line if line.startswith(b"#") else _add_label(line, label) for line in _split_lines(text))
+
+
+def _split_lines(text: bytes) -> list[bytes]:
+    r"""Return the lines of a text. Only `\n` ends a line: the name of a model can have other line separators."""
+    return [line + b"\n" for line in text.split(b"\n") if line]
 
 
 def _add_label(sample: bytes, label: bytes) -> bytes:
@@ -28,7 +31,7 @@ def merge_texts(texts: Iterable[bytes]) -> bytes:
     samples: dict[str, list[str]] = {}
     for text in texts:
         name, is_new = "", False
-        for line in text.decode().splitlines(keepends=True):
+        for line in map(bytes.decode, _split_lines(text)):
             if line.startswith(_HELP):
                 name = line.removeprefix(_HELP).partition(" ")[0]
                 is_new = name not in heads
