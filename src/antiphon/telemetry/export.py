@@ -14,7 +14,8 @@ def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
     """Return the global provider if the program has set one, else a new one with the exporters of the environment.
 
     The new provider is not made global: the program may still set its own. Without `shutdown_on_exit`, the caller shuts
-    it down. Raises ImportError without the SDK, and ConfigError for an exporter that is not installed.
+    it down. Raises ImportError without the SDK, and ConfigError for an exporter that is not installed or a variable
+    that is not valid.
     """
     provider = trace.get_tracer_provider()
     if not isinstance(provider, trace.ProxyTracerProvider):
@@ -23,9 +24,12 @@ def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     exporters = make_exporters("traces")
-    made = TracerProvider(resource=make_resource(), shutdown_on_exit=shutdown_on_exit)
-    for exporter in exporters:
-        made.add_span_processor(BatchSpanProcessor(exporter))
+    try:
+        made = TracerProvider(resource=make_resource(), shutdown_on_exit=shutdown_on_exit)
+        for exporter in exporters:
+            made.add_span_processor(BatchSpanProcessor(exporter))
+    except ValueError as error:  # of OTEL_BSP_* or OTEL_SPAN_*
+        raise ConfigError(f"The OTEL_* variables of traces are not valid: {error}") from None
     return made
 
 

@@ -74,6 +74,18 @@ def test_unknown_exporter_is_a_warning(
     assert not is_traced(server)
 
 
+@pytest.mark.parametrize("variable", ["OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+def test_invalid_variable_of_traces_is_a_warning(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", CLOSED_PORT)
+    monkeypatch.setenv(variable, "-1")
+    server = serve()
+    assert server.ask("POST", "/v1/responses", BODY).status == 200
+    assert "The OTEL_* variables of traces are not valid: " in caplog.text
+    assert not is_traced(server)
+
+
 def test_unknown_exporter_of_metrics_does_not_turn_off_traces(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
