@@ -61,6 +61,7 @@ class ResponseHandlers:
         keepalive: Keepalive,
         compat: Dialect,
         metrics: "ServerMetrics | None" = None,
+        stateless: bool = False,
     ) -> None:
         self._engine = engine
         self._compat = compat
@@ -69,6 +70,7 @@ class ResponseHandlers:
         self._keepalive = keepalive
         self._bodies = SharedBodies()
         self._metrics = metrics
+        self._stateless = stateless  # `background` is ignored
 
     async def _read(self, http_request: HttpRequest, decode: Callable[[bytes], T]) -> T:
         body = await read_body(http_request, self._max_body_bytes)
@@ -86,7 +88,8 @@ class ResponseHandlers:
         http_request.warn_ignored(decoded.ignored)
         dialect = choose_dialect(http_request.headers, self._compat)
         # A background request that has arrived is accepted, even if its client does not wait for the response.
-        accepted = await self._accept(http_request, request) if request.background else None
+        is_queued = request.background and not self._stateless
+        accepted = await self._accept(http_request, request) if is_queued else None
         with DisconnectWatch(http_request):
             run = accepted or await self._engine.create(
                 request, project=http_request.project, key_id=http_request.key_id

@@ -60,6 +60,7 @@ def make_router(
         keepalive=keepalive,
         compat=settings.compat,
         metrics=metrics,
+        stateless=settings.stateless,
     )
     _add_responses(router, responses)
     _add_websocket(router)

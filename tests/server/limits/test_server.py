@@ -108,10 +108,10 @@ def single(serve: Serve) -> LiveServer:
     return serve(SCRIPT, api_keys=KEYS, limits=UsageLimits(concurrent=1))
 
 
-def open_stream(running: LiveServer) -> http.client.HTTPConnection:
+def open_stream(running: LiveServer, **fields: Any) -> http.client.HTTPConnection:
     """Start a streamed response that waits, and return its connection."""
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
-    body = json.dumps({"model": "scripted", "input": "wait", "stream": True})
+    body = json.dumps({"model": "scripted", "input": "wait", "stream": True, **fields})
     connection.request("POST", "/v1/responses", body, {"Authorization": "Bearer sk-ada"})
     assert connection.getresponse().status == 200
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -126,6 +126,15 @@ def test_second_concurrent_response_is_refused(single: LiveServer) -> None:
     assert ask(single, key="sk-bob").status == 200
     single.do(lambda: single.backend.release("gate"))
     wait_until(lambda: ask(single).status == 200)
+    connection.close()
+
+
+def test_ignored_background_parameter_does_not_evade_the_limit(serve: Serve) -> None:
+    running = serve(SCRIPT, api_keys=KEYS, limits=UsageLimits(concurrent=1), stateless=True)
+    connection = open_stream(running, background=True)
+    assert ask(running).status == 429
+    running.do(lambda: running.backend.release("gate"))
+    wait_until(lambda: ask(running).status == 200)
     connection.close()
 
 
