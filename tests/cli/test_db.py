@@ -226,6 +226,17 @@ def test_damaged_json_is_exported_unchanged(filled: str, tmp_path: Path) -> None
     copy.close()
 
 
+def test_link_in_a_container_is_not_followed_by_an_export(filled: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "ü.txt").write_text("a secret of this machine")
+    data = tmp_path / f"store.db-containers/{CONTAINER.id}/data"
+    data.mkdir(parents=True)
+    (data / "sub").symlink_to(tmp_path / "outside")
+    assert main(["db", "export", "--store", filled, "--output", str(tmp_path / "export")]) == 0
+    tables = [json.loads(line).get("table") for line in (tmp_path / "export").read_text().splitlines()]
+    assert ("container_files" in tables, "contents" in tables) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -42,6 +42,11 @@ class StoreFolders:
         """Return the path of a file of a container. Raises ConfigError if it would be in another folder."""
         return locate_below(locate_below(self._containers, container_id) / "data", *path.split("/"))
 
+    def has_link(self, container_id: str, path: str) -> bool:
+        """Return True if a part of the path of a container's file is a link, which may lead to any file."""
+        folder = locate_below(self._containers, container_id) / "data"
+        return (folder / path).resolve() != folder.resolve() / path
+
     def create_database(self) -> None:
         """Create the database of files, for an import."""
         (self._files / "contents").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,11 +122,16 @@ class SqliteTransfer:
         ids = self._connection.execute(_CONTENT_IDS).fetchall() if self._has_files else []
         found = [(content_id, self._folders.locate_content(content_id)) for (content_id,) in ids]
         rows = self._connection.execute(_CONTAINER_CONTENTS).fetchall()
-        found += [(file_id, self._folders.locate_container_file(container, path)) for file_id, container, path in rows]
+        found += [
+            (file_id, self._folders.locate_container_file(container, path))
+            for file_id, container, path in rows
+            if not self._folders.has_link(container, path)
+        ]
         yield from sorted(found)
 
     def _read_contents(self) -> Iterator[Sequence[Any]]:
-        # A content that is lost on the disk has no pieces. Its row is exported, and reading it fails as before.
+        # A content that is lost on the disk, or that code replaced with a link, has no pieces. Its row is exported, and
+        # reading it fails as before.
         for content_id, path in self._list_contents():
             for number, data in read_pieces(path):
                 yield content_id, number, data
