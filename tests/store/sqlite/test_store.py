@@ -13,9 +13,10 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
+from antiphon.store import sql_containers
 from antiphon.store.base import ClaimedRun, StoredResponse
 from antiphon.store.record import pack_response
-from antiphon.store.sqlite import containers, conversations, events, hosted_steps, keys, leases, responses, runs
+from antiphon.store.sqlite import conversations, events, hosted_steps, keys, leases, responses, runs
 from antiphon.store.sqlite import store as store_module
 from antiphon.store.sqlite.database import RowInsert
 from antiphon.store.sqlite.migrations import migrate, read_migrations
@@ -28,7 +29,7 @@ STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement.for_rows(3)
     if isinstance(statement, RowInsert)
     else statement
-    for module in (containers, conversations, events, hosted_steps, leases, store_module, responses, runs)
+    for module in (conversations, events, hosted_steps, leases, store_module, responses, runs, sql_containers)
     for name, statement in vars(module).items()
     if name.isupper() and name[0] != "_" and isinstance(statement, str | RowInsert)
 }
