@@ -9,7 +9,7 @@ ARGS ?=
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Bytecode is cached even if the environment forbids it: tests start hundreds of processes, and each would compile again.
-test test-faults test-clients: export PYTHONDONTWRITEBYTECODE :=
+test test-slow test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-version-check
@@ -18,12 +18,12 @@ PAGES := $(wildcard *.md docs/*.md docs/*/*.md benchmarks/*.md)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras run test test-faults test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard bench-peers bench-record lock clean
+.PHONY: help setup extras run test test-slow test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard bench-peers bench-record lock clean
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
 	@echo "make test          run the tests"
-	@echo "make test-faults   run the tests with many streams and generated input at their full size"
+	@echo "make test-slow     run the slow tests, and those with many streams and generated input at their full size"
 	@echo "make test-clients  run the tests with third-party clients; some need node and npm"
 	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
@@ -45,9 +45,10 @@ run: setup
 	@$(BIN)/antiphon serve $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
-test-faults: setup
+test-slow: setup
+	@$(BIN)/python -m pytest --numprocesses 2 -m slow $(ARGS)
 	@ANTIPHON_TEST_STREAMS=2000 ANTIPHON_TEST_EXAMPLES=250 $(BIN)/python -m pytest \
 		tests/hostile/test_many_streams.py tests/hostile/test_fuzz.py $(ARGS)
 

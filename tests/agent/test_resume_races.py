@@ -14,6 +14,7 @@ from support.racing_agents import CALLS
 ROUNDS = 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_one_of_several_processes_resumes_a_run(tmp_path: Path, processes: int) -> None:
     folders = [tmp_path / str(number) for number in range(ROUNDS)]

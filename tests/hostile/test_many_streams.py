@@ -1,6 +1,6 @@
 """Many idle streams and slow readers on one server: memory is bounded for each of them, and others are served.
 
-ANTIPHON_TEST_STREAMS is the number of idle streams. `make test` has few of them, `make test-faults` has 2,000.
+ANTIPHON_TEST_STREAMS is the number of idle streams. `make test` has few of them, `make test-slow` has 2,000.
 """
 
 import json

@@ -78,6 +78,7 @@ def wait_for_memory(server: Victim, limit: float) -> float:
     return server.rss_mb()
 
 
+@pytest.mark.slow
 def test_server_serves_others_during_all_attacks(
     victim: Callable[..., Victim], upstream: Callable[..., ThreadedServer]
 ) -> None:

@@ -36,6 +36,7 @@ def find_processes(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_server_ends_the_code_and_does_not_run_it_again(tmp_path: Path) -> None:
     if not Path("/proc/self/environ").exists():
         pytest.skip("the system has no list of processes")

@@ -65,6 +65,7 @@ def make_script(life: int) -> dict[str, Any]:
 KINDS = [("repeat", {1, 2}), ("repeat", set()), ("change", {1}), ("change", set()), ("call", {2})]
 
 
+@pytest.mark.slow
 def test_fifty_background_responses_survive_two_kills(start: Start) -> None:
     settings = {"background_slots": 60, "background_lease_seconds": 0.5}
     server = start(make_script(1), **settings)

@@ -90,6 +90,7 @@ def test_reader_resumes_on_another_node(start_node: StartNode) -> None:
     assert number_events(first.events) == list(range(len(first.events)))
 
 
+@pytest.mark.slow
 def test_two_of_three_nodes_are_killed_with_200_responses(start_node: StartNode) -> None:
     nodes = [start_node(background_slots=16) for _ in range(3)]
     with ThreadPoolExecutor(8) as clients:
