@@ -109,6 +109,7 @@ async def test_file_beyond_the_quota_of_its_project_fails(storage: FileStorage) 
 
 
 async def test_full_quota_refuses_another_file_with_the_setting(storage: FileStorage) -> None:
+    pytest.importorskip("onnxruntime")
     database = await add_file(storage, "word " * 300)
     indexer = Indexer(storage, FixedEmbedder(), FileLimits(), lease=30)
     indexer.wake()
