@@ -41,7 +41,7 @@ DEFAULT_MAX_OUTPUT_TOKENS = 400
 # Tokens between two wake-ups of the event loop in a turn that is not streamed. A repeated call ends the turn this late.
 _UNSTREAMED_BATCH = 16
 # Tokens that a decision adds to the prompt. Without room for them, the output decides by itself.
-_DECISION_ROOM = 16
+_DECISION_ROOM = 32
 # Small models tend to repeat themselves. The penalty applies to free text only: JSON is repetitive, and temperature 0
 # must give the most likely tokens.
 _FREE_TEXT_SAMPLING = {"repeat_penalty": 1.05}

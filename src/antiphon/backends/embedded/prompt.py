@@ -23,7 +23,7 @@ _WHEN_TO_CALL = (
     "Only if the message asks for something that one of these tools does, call it:"
 )
 # Starts the output of the decision step if there are no examples. The model continues with a name or ends.
-DECISION_QUESTION = "Tool (none if not needed):"
+DECISION_QUESTION = 'The name of the tool that does what the message asks for, or "none" if no tool does it:'
 _TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
 
 
