@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from antiphon.agent.history import ENCRYPTED_REASONING, to_input_item
+from antiphon.agent.transports.base import check_base_url
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError
 from antiphon.ledger import Lease
 from antiphon.protocol import codec
@@ -283,8 +284,7 @@ def _connect(
     if engine is not None:
         return _EngineConversations(engine, project)
     assert base_url is not None
-    if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"base_url: {base_url!r} must begin with http:// or https://.")
+    check_base_url(base_url)
     return _HttpConversations(base_url, api_key, headers)
 
 

@@ -1,4 +1,4 @@
-"""The transport of an agent's requests to a model: over HTTP, or directly into an engine of this process."""
+"""The transport of an agent's requests to a model: HTTP, WebSockets, or an engine of this process."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from antiphon.errors import UpstreamError
+from antiphon.errors import ConfigError, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
@@ -22,6 +22,14 @@ _COLLECTED_CLASSES = frozenset(codec.EVENTS.members[name] for name in _COLLECTED
 
 # Checks that the input is JSON.
 _unused_decoder = msgspec.json.Decoder(msgspec.Raw)
+
+
+def check_base_url(base_url: str, *, schemes: Sequence[str] = ("http://", "https://")) -> None:
+    """Raise ConfigError if the URL of a server has another scheme or no host."""
+    if not base_url.startswith(tuple(schemes)):
+        raise ConfigError(f"base_url: {base_url!r} must begin with {', '.join(schemes[:-1])} or {schemes[-1]}.")
+    if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
+        raise ConfigError(f"base_url: {base_url!r} has no host.")
 
 
 def decode_event(name: str | None, body: bytes) -> Event | Unknown:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.tracing import make_trace_headers
-from antiphon.agent.transports.base import TERMINAL, Events, decode_event
-from antiphon.errors import AntiphonError, ConfigError, UpstreamError
+from antiphon.agent.transports.base import TERMINAL, Events, check_base_url, decode_event
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import read_json
@@ -43,10 +43,7 @@ class HttpTransport:
         idle_timeout: float = 300.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url: {base_url!r} must begin with http:// or https://.")
-        if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
-            raise ConfigError(f"base_url: {base_url!r} has no host.")
+        check_base_url(base_url)
         base, mark, query = base_url.partition("?")
         self.url = f"{base.rstrip('/')}/responses{mark}{query}"
         self._headers = {"Accept": "text/event-stream", **(headers or {})}

@@ -13,8 +13,8 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from antiphon.agent.transports.base import TERMINAL, Events, decode_event
-from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
+from antiphon.agent.transports.base import TERMINAL, Events, check_base_url, decode_event
+from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.stream.sse import SurrogateRepairer
@@ -52,11 +52,8 @@ class WebSocketTransport:
         idle_timeout: float = 300.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        scheme, mark, rest = base_url.partition("://")
-        if scheme not in ("http", "https", "ws", "wss") or not mark:
-            raise ConfigError(f"base_url: {base_url!r} must begin with http://, https://, ws:// or wss://.")
-        if not rest.partition("/")[0].partition("?")[0]:
-            raise ConfigError(f"base_url: {base_url!r} has no host.")
+        check_base_url(base_url, schemes=("http://", "https://", "ws://", "wss://"))
+        scheme, _, rest = base_url.partition("://")
         path, question, query = rest.partition("?")
         secure = "wss" if scheme in ("https", "wss") else "ws"
         self.url = f"{secure}://{path.rstrip('/')}/responses{question}{query}"

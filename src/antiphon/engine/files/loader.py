@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from antiphon.config import EmbeddingSettings, FileLimits
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.filters import Filter
-from antiphon.store.files.location import FileLocation
+from antiphon.store.files.location import TEMPORARY, FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.tools.hosted.base import FoundText
 
@@ -28,7 +28,7 @@ class FileServiceLoader:
 
     def __init__(
         self,
-        location: FileLocation = FileLocation(),  # noqa: B008
+        location: FileLocation = TEMPORARY,
         *,
         limits: FileLimits | None = None,
         embeddings: EmbeddingSettings | None = None,

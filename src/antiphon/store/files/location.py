@@ -51,6 +51,9 @@ class FileLocation(NamedTuple):
         return database, await asyncio.to_thread(_open_folder, self.folder)
 
 
+TEMPORARY = FileLocation()
+
+
 def _open_folder(path: Path | None) -> "ContentFolder":
     from antiphon.store.files.content import ContentFolder
 
