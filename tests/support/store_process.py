@@ -23,6 +23,7 @@ def start_store_process(program: str, path: Path, *arguments: object) -> "subpro
     """Start one of the programs below on the store at `path`."""
     return subprocess.Popen(
         [sys.executable, __file__, program, str(path), *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,10 +91,13 @@ async def claim_all(store: SqliteStore, arguments: list[str]) -> None:
 
 
 async def claim_starts(store: SqliteStore, arguments: list[str]) -> None:
+    """Claim runs, report them and then "done". End with stdin: others may take over the runs of a process that ends."""
     limits = RunLimits(starts_per_minute=int(arguments[1]))
     for _ in range(20):
         for run in await store.claim(arguments[0], as_of=time.time(), lease=60, limit=1, limits=limits):
             report(run.response_id)
+    report("done")
+    await asyncio.to_thread(sys.stdin.read)
 
 
 async def claim_and_stay(store: SqliteStore, _: list[str]) -> None:

@@ -56,7 +56,9 @@ async def test_two_processes_share_the_starts_of_a_minute(stores: list[SqliteSto
     for number in range(12):
         await stores[0].enqueue("p", make_stored(f"resp_{number}", status="queued"), b"{}")
     children = [start_store_process("claim_starts", stores[0].path, name, 7) for name in ("one", "two")]
-    started = [line for child in children for line in child.communicate()[0].split()]
+    started = [line.strip() for child in children for line in iter(child.stdout.readline, "done\n")]  # type: ignore[union-attr]
+    for child in children:
+        child.communicate()
     assert [child.returncode for child in children] == [0, 0]
     assert sorted(started) == [f"resp_{number}" for number in range(7)]
     # The starts are in the file, though both processes are gone.
