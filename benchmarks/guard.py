@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import uvloop
@@ -45,7 +46,7 @@ REQUEST = Workload(
 STREAM = REQUEST._replace(name="stream", model=STREAM_MODEL, stream=True)
 WARM_UP = 10
 REPEATS = 10
-_SECONDS = 150.0
+_SECONDS = 600.0
 
 Counts = Mapping[str, float]
 
@@ -91,13 +92,20 @@ def choose(kinds: Sequence[str], baselines: Mapping[str, Counts]) -> tuple[Choic
     return None, reasons
 
 
-async def measure(kind: str, folder: Path) -> dict[str, float]:
-    """Return the counts of every row."""
+async def measure(
+    kind: str,
+    folder: Path,
+    requests: int,
+    *,
+    warm_up: int = WARM_UP,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Return the counts of every row. `environment` has further variables of the counted process."""
     async with _start_upstream() as upstream_port:
         port = find_free_port()
-        # The watchdog runs by the clock: on a slow machine, more of its work would count for a request.
+        # The watchdog and leases work by the clock: on a slow machine, more of this would count for a request.
         (folder / "antiphon.toml").write_text(
-            f'data_dir = "{folder}"\nlog_block_ms = 0\n[[api_keys]]\nkey = "{KEY}"\n'
+            f'data_dir = "{folder}"\nlog_block_ms = 0\nbackground_lease_seconds = 3600\n[[api_keys]]\nkey = "{KEY}"\n'
             '[backends.chat]\nkind = "chat_completions"\n'
             f'base_url = "http://{HOST}:{upstream_port}/v1"\nmodels = ["{REQUEST.model}", "{STREAM.model}"]\n'
         )
@@ -109,7 +117,7 @@ async def measure(kind: str, folder: Path) -> dict[str, float]:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=folder,
-                env=make_environment(folder) | {"PYTHONHASHSEED": "0"},
+                env=make_environment(folder) | {"PYTHONHASHSEED": "0"} | dict(environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -118,7 +126,7 @@ async def measure(kind: str, folder: Path) -> dict[str, float]:
         theirs.close()
         try:
             async with asyncio.timeout(_SECONDS):
-                return await _count(ours, port)
+                return await _count(ours, port, requests, warm_up)
         except (TimeoutError, OSError, ValueError) as error:
             tail = (folder / "log").read_text(errors="replace")[-4000:]
             raise ProcessFailed(f"the counted process failed ({error!r}):\n{tail}") from None
@@ -138,17 +146,17 @@ async def _start_upstream() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def _count(control: socket.socket, port: int) -> dict[str, float]:
+async def _count(control: socket.socket, port: int, requests: int, warm_up: int) -> dict[str, float]:
     reader, writer = await asyncio.open_connection(sock=control)
     with contextlib.closing(writer), contextlib.closing(Client(port)) as client:
         counts: dict[str, float] = json.loads(await reader.readline())
         for workload in (REQUEST, STREAM):
-            await _send(client, workload, WARM_UP)
+            await _send(client, workload, warm_up)
             writer.write(b"start\n")
             await reader.readline()
-            await _send(client, workload, REPEATS)
+            await _send(client, workload, requests)
             writer.write(b"stop\n")
-            counts[workload.name] = int(await reader.readline()) / REPEATS
+            counts[workload.name] = int(await reader.readline()) / requests
         return counts
 
 
@@ -159,12 +167,12 @@ async def _send(client: Client, workload: Workload, times: int) -> None:
             raise InvalidAnswer(f"{workload.name}: {answer.head + answer.body[:2000]!r}")
 
 
-def run(kind: str) -> dict[str, float]:
+def run(kind: str, requests: int = REPEATS) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory(prefix="antiphon-guard-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(measure(kind, Path(folder)))
+        return runner.run(measure(kind, Path(folder), requests))
 
 
 def find_slower(counts: Counts, baseline: Counts) -> list[str]:
@@ -197,17 +205,17 @@ def update(file: Path, baselines: dict[str, Counts], kinds: Sequence[str]) -> in
     return 0
 
 
-def guard(baselines: Mapping[str, Counts], kinds: Sequence[str]) -> int:
+def guard(baselines: Mapping[str, Counts], kinds: Sequence[str], requests: int) -> int:
     choice, reasons = choose(kinds, baselines)
     print(*(f"bench-guard: {reason}" for reason in reasons), sep="\n", end="\n" if reasons else "")
     if choice is None:
         print("bench-guard: SKIPPED, nothing was compared")
         return 0
     began = time.monotonic()
-    counts = run(choice.kind)
+    counts = run(choice.kind, requests)
     if find_slower(counts, choice.baseline):
         # A disturbance only adds work, so the smaller count is the right one.
-        again = run(choice.kind)
+        again = run(choice.kind, requests)
         counts = {name: min(count, again[name]) for name, count in counts.items()}
     print(f"bench-guard: {make_baseline_name(choice.kind)}, {time.monotonic() - began:.0f} seconds")
     print(format_table(counts, choice.baseline, UNITS[choice.kind]))
@@ -229,6 +237,13 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="record the counts of this machine as the baseline")
     parser.add_argument("--kind", choices=KINDS, help="use this counter only")
     parser.add_argument("--baselines", type=Path, default=BASELINES, metavar="FILE", help="the baseline file")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=REPEATS,
+        metavar="N",
+        help=f"requests to count (default {REPEATS})",
+    )
     arguments = parser.parse_args()
     if sys.platform != "linux":
         print("bench-guard: SKIPPED, it needs Linux")
@@ -236,7 +251,9 @@ def main() -> int:
     kinds = [arguments.kind] if arguments.kind else KINDS
     baselines: dict[str, Counts] = json.loads(arguments.baselines.read_text()) if arguments.baselines.exists() else {}
     try:
-        return update(arguments.baselines, baselines, kinds) if arguments.update else guard(baselines, kinds)
+        if arguments.update:
+            return update(arguments.baselines, baselines, kinds)
+        return guard(baselines, kinds, arguments.requests)
     except (InvalidAnswer, ProcessFailed) as error:
         print(f"bench-guard: {error}", file=sys.stderr)
         return 1

@@ -18,6 +18,8 @@ import uvicorn
 
 from antiphon.backends.scripted.backend import create
 from antiphon.cli.main import main as run_antiphon
+from antiphon.engine import usage
+from antiphon.engine.background import worker
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
@@ -72,7 +74,7 @@ async def count_steps(counter: Counter) -> dict[str, float]:
     )
     await store.open()
     await pipeline.start()
-    request = codec.decode_request(BODY).request
+    request = codec.decode_request(BODY).body
     batches = compose()
     steps: dict[str, Step] = {
         "decode": lambda: codec.decode_request(BODY),
@@ -116,8 +118,9 @@ async def run_commands(server: uvicorn.Server, counter: Counter, control: socket
 def main(kind: str, control_file: str, config: str, port: str) -> int:
     counter = make_counter(kind, Path(config).parent)
     gc.disable()
-    # This check of the files works on a clock. At the speed of a counted process it would run with every request.
+    # These work on a clock. At the speed of a counted process they would run with every request.
     files.CHECK_SECONDS = 3600
+    worker.CHECK_SECONDS = usage.FLUSH_SECONDS = 3600.0
     control = socket.socket(fileno=int(control_file))
     uvicorn.Server.main_loop = lambda server: run_commands(server, counter, control)  # type: ignore[method-assign]
     return run_antiphon(["serve", "--config", config, "--host", HOST, "--port", port])

@@ -127,6 +127,10 @@ def read_megabytes(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def list_children(pid: int) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
 @contextlib.asynccontextmanager
 async def start_server(server: Server, folder: Path) -> AsyncIterator[RunningServer]:
     """Start a server in a new folder, and stop it on exit."""

@@ -14,9 +14,9 @@ import asyncio
 import json
 import os
 
+from antiphon import HttpTransport
 from antiphon.agent.orchestrator import OrchestratorTool, run_orchestrator
 from antiphon.agent.provider import Provider
-from antiphon.agent.transports.http import HttpTransport
 
 SUBMISSION = {
     "README.md": "A parser for dates. Run `pytest` to see that it works.",

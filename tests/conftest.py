@@ -8,12 +8,16 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
 from support.postgres_server import EmptySchema, is_installed, share_server
+
+# Tests import it directly too. It would send usage data from its own threads, which the audit hook does not see.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 class NetworkRefused(Exception):
@@ -97,9 +101,25 @@ def unchecked_wire(check_wire: None) -> Iterator[None]:
 
 
 # The explain phase traces every call. With the audit hook it takes longer than the time limit of a test.
-settings.register_profile("everywhere", deadline=None, phases=[phase for phase in Phase if phase != Phase.explain])
+settings.register_profile(
+    "everywhere",
+    deadline=None,
+    phases=[phase for phase in Phase if phase != Phase.explain],
+    max_examples=int(os.environ.get("ANTIPHON_TEST_EXAMPLES", "20")),  # `make test-slow` has more
+)
 settings.register_profile("ci", settings.get_profile("everywhere"), derandomize=True, print_blob=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "everywhere")
+
+
+@pytest.fixture(scope="session")
+def shallow_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The path of a model file that is as fast as possible. Use the whole model where the text must make sense."""
+    from support.shallow_model import write_shallow_model
+
+    path = tmp_path_factory.mktemp("model") / "shallow.gguf"
+    write_shallow_model(path)
+    yield path
+    path.unlink()  # pytest leaves the files of the last runs
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,9 @@ in seconds and is set on errors that a later retry may avoid. Errors of the stor
 
 from typing import ClassVar
 
+# The code of errors about a limit that waiting does not end: a budget, stored bytes, or a number of objects.
+QUOTA_EXCEEDED = "insufficient_quota"
+
 
 class AntiphonError(Exception):
     """Base of all errors. `message` is shown to the client or, for a ConfigError, to the operator."""

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import msgspec
 
-from antiphon.config import environment
+from antiphon.config.loading import environment
 from antiphon.errors import ServerError
 
 T = TypeVar("T")
 
 # Variables that an interpreter may need. The process gets no others, since they may be secrets.
-_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 # The largest length of four bytes.
 _MAX_FRAME_BYTES = 2**32 - 1

@@ -8,7 +8,7 @@ of them makes progress. The agent uses this protocol and the stores implement it
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -67,6 +67,19 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     status: str
     title: str
     lease: Lease | None = None
+
+
+def make_summary(row: Sequence[Any]) -> RunSummary:
+    """Return a run from a row: the fields of the run, and then those of its lease."""
+    run_id, created_at, updated_at, status, title, *lease = row
+    return RunSummary(
+        run_id=run_id,
+        created_at=created_at,
+        updated_at=updated_at,
+        status=status,
+        title=title,
+        lease=Lease(*lease) if lease[0] else None,
+    )
 
 
 class Leases(Protocol):

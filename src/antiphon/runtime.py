@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from antiphon.agent import agent
 from antiphon.agent.definition import ConversationState
@@ -28,6 +28,35 @@ if TYPE_CHECKING:
     from antiphon.agent.guardrails import CallGuardrail, InputGuardrail, OutputGuardrail, ResultGuardrail
     from antiphon.agent.handoffs import Handoff, InputFilter
     from antiphon.engine.engine import Engine
+
+    DepsT = TypeVar("DepsT")
+
+    class AgentOptions(TypedDict, Generic[DepsT], total=False):
+        """The options of an agent besides its model and the type of its output."""
+
+        base_url: str | None
+        api_key: str | None
+        transport: Transport | None
+        name: str
+        instructions: agent.Instructions[DepsT] | None
+        tools: agent.Tools[DepsT]
+        deps_type: type[DepsT] | None
+        output_mode: OutputMode
+        limits: Limits | None
+        prices: Prices | None
+        conversation_state: ConversationState
+        settings: Mapping[str, Any] | None
+        hooks: Sequence[agent.Hook[DepsT]] | None
+        turn_retries: int
+        output_retries: int
+        history_filter: InputFilter | None
+        handoffs: Sequence[agent.Agent[Any, Any] | Handoff]
+        input_guardrails: Sequence[InputGuardrail]
+        output_guardrails: Sequence[OutputGuardrail]
+        call_guardrails: Sequence[CallGuardrail]
+        result_guardrails: Sequence[ResultGuardrail]
+        state: ConversationState | None
+
 
 T = TypeVar("T")
 Batch: TypeAlias = Sequence[Event | Unknown]
@@ -46,29 +75,8 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             self,
             *,
             model: str,
-            base_url: str | None = None,
-            api_key: str | None = None,
-            transport: Transport | None = None,
-            name: str = "agent",
-            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
-            tools: agent.Tools[agent.DepsT_contra] = (),
-            deps_type: type[agent.DepsT_contra] | None = None,
             output_type: type[agent.OutputT_co] | None = None,
-            output_mode: OutputMode = "native",
-            limits: Limits | None = None,
-            prices: Prices | None = None,
-            conversation_state: ConversationState = "client",
-            settings: Mapping[str, Any] | None = None,
-            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
-            turn_retries: int = 2,
-            output_retries: int = 1,
-            history_filter: "InputFilter | None" = None,
-            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
-            input_guardrails: Sequence[InputGuardrail] = (),
-            output_guardrails: Sequence[OutputGuardrail] = (),
-            call_guardrails: Sequence[CallGuardrail] = (),
-            result_guardrails: Sequence[ResultGuardrail] = (),
-            state: ConversationState | None = None,
+            **options: Unpack[AgentOptions[agent.DepsT_contra]],
         ) -> None: ...
 
         @overload
@@ -76,29 +84,8 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             self,
             *,
             model: str,
-            base_url: str | None = None,
-            api_key: str | None = None,
-            transport: Transport | None = None,
-            name: str = "agent",
-            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
-            tools: agent.Tools[agent.DepsT_contra] = (),
-            deps_type: type[agent.DepsT_contra] | None = None,
             output_type: "TypeForm[agent.OutputT_co]",
-            output_mode: OutputMode = "native",
-            limits: Limits | None = None,
-            prices: Prices | None = None,
-            conversation_state: ConversationState = "client",
-            settings: Mapping[str, Any] | None = None,
-            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
-            turn_retries: int = 2,
-            output_retries: int = 1,
-            history_filter: "InputFilter | None" = None,
-            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
-            input_guardrails: Sequence[InputGuardrail] = (),
-            output_guardrails: Sequence[OutputGuardrail] = (),
-            call_guardrails: Sequence[CallGuardrail] = (),
-            result_guardrails: Sequence[ResultGuardrail] = (),
-            state: ConversationState | None = None,
+            **options: Unpack[AgentOptions[agent.DepsT_contra]],
         ) -> None: ...
 
         @overload
@@ -106,29 +93,8 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
             self: "Agent[agent.DepsT_contra, Any]",
             *,
             model: str,
-            base_url: str | None = None,
-            api_key: str | None = None,
-            transport: Transport | None = None,
-            name: str = "agent",
-            instructions: agent.Instructions[agent.DepsT_contra] | None = None,
-            tools: agent.Tools[agent.DepsT_contra] = (),
-            deps_type: type[agent.DepsT_contra] | None = None,
             output_type: Any,
-            output_mode: OutputMode = "native",
-            limits: Limits | None = None,
-            prices: Prices | None = None,
-            conversation_state: ConversationState = "client",
-            settings: Mapping[str, Any] | None = None,
-            hooks: Sequence[agent.Hook[agent.DepsT_contra]] | None = None,
-            turn_retries: int = 2,
-            output_retries: int = 1,
-            history_filter: "InputFilter | None" = None,
-            handoffs: "Sequence[agent.Agent[Any, Any] | Handoff]" = (),
-            input_guardrails: Sequence[InputGuardrail] = (),
-            output_guardrails: Sequence[OutputGuardrail] = (),
-            call_guardrails: Sequence[CallGuardrail] = (),
-            result_guardrails: Sequence[ResultGuardrail] = (),
-            state: ConversationState | None = None,
+            **options: Unpack[AgentOptions[agent.DepsT_contra]],
         ) -> None: ...
 
         def __init__(self, **options: Any) -> None: ...
@@ -204,7 +170,7 @@ _engines: list[_SharedEngine] = []
 
 def _acquire_engine() -> _SharedEngine:
     """Return the engine for the current settings, for one more user. Raises ConfigError for invalid settings."""
-    from antiphon.config import environment, load
+    from antiphon.config.loading import environment, load
 
     # Settings can contain paths relative to the working directory. Threads do not survive a fork.
     identity = (load(None, environment(), {}), Path.cwd(), os.getpid())
@@ -368,7 +334,7 @@ def _has_failed(starting: "asyncio.Task[Engine]") -> bool:
 
 def _build_engine() -> "Engine":
     # The engine takes long to import. Agents that use a server do not need it.
-    from antiphon.config import environment, load
+    from antiphon.config.loading import environment, load
     from antiphon.engine.assembly import build_engine
 
     return build_engine(load(None, environment(), {}))

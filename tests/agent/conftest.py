@@ -1,5 +1,7 @@
 """The three transports to a scripted model, on which the same tests run."""
 
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -35,3 +37,14 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     opened = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "runs.db")
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one. A killed process loses no writes, so a disk would show nothing more."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="antiphon-", dir=shared) as folder:
+        yield Path(folder)

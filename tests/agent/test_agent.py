@@ -14,6 +14,7 @@ from antiphon.agent.tool_calls import CANCELLED
 from antiphon.errors import PreviousResponseNotFound, RateLimited, UnsupportedParameter
 from antiphon.ledger import Ledger
 from antiphon.protocol.response import InputTokensDetails, Usage
+from antiphon.testing.scripted import ScriptedTransport
 from antiphon.tools.base import ToolContext
 from support.scripted_model import DROP, ScriptedModel, UpstreamModel, call, open_scripted, outputs_of, usage
 
@@ -113,6 +114,20 @@ async def test_settings_are_sent_with_every_request(scripted: ScriptedModel) -> 
     assert request["include"] == ["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
+async def test_stored_responses_can_be_requested(in_process: ScriptedModel) -> None:
+    in_process.set_answers("One.", "Two.")
+    agent = in_process.agent(settings={"store": True})
+    await agent.run("Go.")
+    await agent.run("Go.", settings={"store": False})
+    assert [request["store"] for request in in_process.sent] == [True, False]
+
+
+async def test_null_in_settings_means_the_default(in_process: ScriptedModel) -> None:
+    in_process.set_answers("One.")
+    agent = in_process.agent(settings={"store": None, "stream": None}, conversation_state="server")
+    assert (await agent.run("Go.")).text == "One."
+
+
 # Usage and cost
 
 
@@ -126,7 +141,7 @@ async def test_usage_and_cost_sum_all_turns(scripted: ScriptedModel) -> None:
 
 def test_cached_tokens_have_their_own_price() -> None:
     used = Usage(100, 0, 100, InputTokensDetails(90))
-    assert Prices(input=1_000_000, output=0, cached=100_000).of(used) == 19
+    assert Prices(input=1_000_000, output=0, cached=100_000).compute_cost(used) == 19
 
 
 # Hooks and progress
@@ -280,9 +295,34 @@ def plain(city: str) -> str:
             "conversation_state: 'cloud' is not one of client, server.",
         ),  # type: ignore[arg-type]
         (lambda: Agent(model="m", name="a", output_type=dict[str, int]), "a.output_type: strict mode cannot express"),
+        (lambda: Agent(model="m", limits={"turns": 3}), "limits: expected Limits, got dict."),  # type: ignore[arg-type]
+        (
+            lambda: Agent(model="m").as_tool("a", "A.", limits=[3]),  # type: ignore[arg-type]
+            "limits: expected Limits, got list.",
+        ),
+        (lambda: Agent(model="m", prices=2.5), "prices: expected Prices, got float."),  # type: ignore[arg-type]
+        (lambda: Agent(model="m", instructions=5), "instructions: expected a text or a function, got int."),  # type: ignore[arg-type]
+        (
+            lambda: BareAgent(model="m", transport=ScriptedTransport({}), base_url="http://127.0.0.1/v1"),
+            "transport: it has its own address and key.",
+        ),
         (lambda: BareAgent(model="m"), "An agent requires a base_url or a transport."),
         (lambda: Limits(turns=0), "The limit 'turns' must be at least 1."),
         (lambda: Limits(seconds=-1), "The limit 'seconds' must be at least 0."),
+        (lambda: Limits(cost=float("nan")), "The limit 'cost' must be at least 0."),
+        (lambda: Limits(cost="1"), "The limit 'cost' must be a number or None, not str."),  # type: ignore[arg-type]
+        (lambda: Limits(turns=True), "The limit 'turns' must be a number or None, not bool."),
+        (lambda: Prices(input="1", output=2), "prices: 'input' must be a number, at least 0, not '1'."),  # type: ignore[arg-type]
+        (lambda: Prices(input=1, output=-2), "prices: 'output' must be a number, at least 0, not -2."),
+        (lambda: Prices(input=1, output=2, cached=float("nan")), "prices: 'cached' must be a number"),
+        (lambda: Agent(model="m", settings={"input": "Hi."}), "settings: 'input' is the task of a run."),
+        (lambda: Agent(model="m", settings={"stream": False}), "settings: 'stream' must be true."),
+        (
+            lambda: Agent(model="m", settings={"store": False}, conversation_state="server"),
+            "settings: 'store' must be true, because conversation_state is 'server'.",
+        ),
+        (lambda: Agent(model="m").run_stream("Hi.", settings={"input": "Hi."}), "settings: 'input' is the task"),
+        (lambda: Agent(model="m", base_url="http://host/v1/responses"), "must not include /responses."),
     ],
 )
 def test_invalid_agent_options_are_rejected(make: Callable[[], Any], reason: str) -> None:

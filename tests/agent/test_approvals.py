@@ -102,6 +102,23 @@ async def test_failing_needs_approval_function_requires_approval(
     assert (await in_process.agent(tools=[pay]).run("Go.")).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("approvals", "message"),
+    [
+        (["call_p"], "approvals: expected a mapping from call ids to approvals, got list."),
+        (False, "approvals: expected a mapping from call ids to approvals, got bool."),
+        ({"call_p": 1}, "The approval of the call 'call_p' must be True, False or a reason to decline it."),
+    ],
+)
+async def test_approvals_of_other_types_are_refused(in_process: ScriptedModel, approvals: Any, message: str) -> None:
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[make_pay([])])
+    outcome = await agent.run("Go.")
+    with pytest.raises(InvalidRequest) as raised:
+        await agent.resume(outcome.state or b"", approvals=approvals)
+    assert (raised.value.message, raised.value.param) == (message, "approvals")
+
+
 async def test_second_approval_fails_and_the_call_runs_once(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
     in_process.set_answers([PAY], "Done.")

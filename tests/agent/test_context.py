@@ -76,12 +76,18 @@ async def test_deps_reach_the_tools_of_a_subagent(in_process: ScriptedModel) -> 
     assert shop.sold == ["chair"]
 
 
-@pytest.mark.parametrize("deps", [None, "Bern"])
-def test_deps_of_another_type_are_refused(deps: Any) -> None:
+@pytest.mark.parametrize(
+    ("deps", "message"),
+    [
+        (None, "deps: the agent requires a Shop. Pass it as deps=."),
+        ("Bern", "deps: expected Shop, got str."),
+    ],
+)
+def test_deps_of_another_type_are_refused(deps: Any, message: str) -> None:
     agent = Agent(model="scripted", base_url="http://127.0.0.1:1/v1", deps_type=Shop)
-    with pytest.raises(InvalidRequest, match="deps: expected Shop, got") as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         agent.run_stream("Go.", deps=deps)
-    assert refusal.value.param == "deps"
+    assert (refusal.value.message, refusal.value.param) == (message, "deps")
 
 
 async def test_resumed_run_gets_the_deps_that_are_passed_again(in_process: ScriptedModel, ledger: Ledger) -> None:
@@ -294,6 +300,7 @@ def test_cost_limit_of_a_run_requires_prices() -> None:
         ({"tools": [len]}, ConfigError, "len is not a tool"),
         ({"settings": {"metadata": object()}}, InvalidRequest, "The settings cannot be encoded as JSON"),
         ({"ledger": "runs.db"}, ConfigError, "ledger: expected a ledger such as"),
+        ({"modle": "x"}, TypeError, "unexpected keyword argument 'modle'"),
     ],
 )
 def test_invalid_options_of_a_run_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -17,20 +17,44 @@ STRUCTURES = ("direct", "subagent", "handoff", "mcp")
 POLICIES = ("approval", "retry", "ask", "tell")
 INTERRUPTIONS = ("kill", "SIGINT", "cancellation", "lease lost")
 POINTS = ("before intent", "after intent", "after effect")
-CELLS = list(itertools.product(STRUCTURES, POLICIES, INTERRUPTIONS, POINTS))
+Cell = tuple[str, str, str, str]
+
+
+def list_cells(structure: str, shard: int) -> list[Cell]:
+    """Return a third of the cells of a structure. It has every pair of a policy, an interruption and a point."""
+    parts = itertools.product(enumerate(POLICIES), enumerate(INTERRUPTIONS), enumerate(POINTS))
+    return [(structure, policy, way, point) for (p, policy), (w, way), (n, point) in parts if (p + w + n) % 3 == shard]
+
+
+# The structures differ only in the path to the tool. `make test` runs all cells of the plain one and a third of the
+# others, `make test-slow` runs the rest.
+CASES = [
+    pytest.param("direct", (0, 1, 2), id="direct"),
+    *(pytest.param(structure, (0,), id=structure) for structure in STRUCTURES[1:]),
+    *(pytest.param(structure, (1, 2), id=f"{structure}-rest", marks=pytest.mark.slow) for structure in STRUCTURES[1:]),
+]
 
 
 def test_matrix_has_every_combination() -> None:
-    assert len(set(CELLS)) == 192
+    cells = [cell for case in CASES for shard in case.values[1] for cell in list_cells(case.values[0], shard)]
+    assert (len(cells), set(cells)) == (192, set(itertools.product(STRUCTURES, POLICIES, INTERRUPTIONS, POINTS)))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path, structure: str) -> None:
-    """The 48 cells of a structure are in one test, because they share a process that has imported everything."""
+def test_third_of_the_matrix_has_every_pair(structure: str) -> None:
+    pairs = {pair for cell in list_cells(structure, 0) for pair in itertools.combinations(cell[1:], 2)}
+    assert len(pairs) == 4 * 4 + 4 * 3 + 4 * 3
+
+
+@pytest.mark.parametrize(("structure", "shards"), CASES)
+def test_interrupted_call_has_one_key_and_no_doubled_effect(
+    memory_path: Path, structure: str, shards: tuple[int, ...]
+) -> None:
+    """The cells of a structure are in one test, because they share a process that has imported everything."""
     if structure == "mcp":
         pytest.importorskip("mcp")
-    cells = [cell for cell in CELLS if cell[0] == structure]
-    folders = [tmp_path / str(number) for number in range(len(cells))]
+    cells = [cell for shard in shards for cell in list_cells(structure, shard)]
+    folders = [memory_path / str(number) for number in range(len(cells))]
     orders = []
     for folder, cell in zip(folders, cells, strict=True):
         folder.mkdir()
@@ -54,7 +78,7 @@ def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path, stru
     assert faults == []
 
 
-def find_fault(folder: Path, cell: tuple[str, ...], answer: str) -> str:
+def find_fault(folder: Path, cell: Cell, answer: str) -> str:
     """Return a description of what is wrong with the outcome of a cell, if anything is."""
     _, policy, way, point = cell
     first, outcome = answer.split()

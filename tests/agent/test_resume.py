@@ -96,18 +96,22 @@ def expect_effects(run_id: str = RUN_ID, count: int = CALLS) -> set[str]:
 OUTPUTS = [f"acted {number}" for number in range(CALLS)]
 
 
-def test_run_without_crash_has_every_effect_once(attempts: Attempts, tmp_path: Path) -> None:
-    assert attempts.run(tmp_path)
-    assert read_effects(tmp_path) == Counter(expect_effects())
-    assert read_outcome(tmp_path) == {"kind": "final", "text": "Done.", "outputs": OUTPUTS}
+def test_run_without_crash_has_every_effect_once(attempts: Attempts, memory_path: Path) -> None:
+    assert attempts.run(memory_path)
+    assert read_effects(memory_path) == Counter(expect_effects())
+    assert read_outcome(memory_path) == {"kind": "final", "text": "Done.", "outputs": OUTPUTS}
 
 
-@pytest.mark.parametrize("shard", range(3))
+# Each shard has every kind of step. `make test-slow` runs the others.
+SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in (1, 2, 3, 4))]
+
+
+@pytest.mark.parametrize("shard", SHARDS)
 async def test_run_killed_at_any_step_repeats_only_calls_in_flight(
-    attempts: Attempts, tmp_path: Path, shard: int
+    attempts: Attempts, memory_path: Path, shard: int
 ) -> None:
-    for kill_at in range(1 + shard, STEPS + 1, 3):
-        directory = tmp_path / str(kill_at)
+    for kill_at in range(1 + shard, STEPS + 1, len(SHARDS)):
+        directory = memory_path / str(kill_at)
         directory.mkdir()
         assert not attempts.run(directory, kill_at=kill_at)
         in_flight = await find_in_flight(directory)
@@ -120,41 +124,41 @@ async def test_run_killed_at_any_step_repeats_only_calls_in_flight(
         assert read_outcome(directory) == {"kind": "final", "text": "Done.", "outputs": OUTPUTS}
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_repeatedly_killed_run_finishes(attempts: Attempts, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4, 5))])
+async def test_repeatedly_killed_run_finishes(attempts: Attempts, memory_path: Path, seed: int) -> None:
     chance, kills = random.Random(seed), 0
     times: Counter[str] = Counter(expect_effects())
-    while not attempts.run(tmp_path, kill_at=chance.randint(2, MOST_STEPS)):
-        times.update(await find_in_flight(tmp_path))
+    while not attempts.run(memory_path, kill_at=chance.randint(2, MOST_STEPS)):
+        times.update(await find_in_flight(memory_path))
         kills += 1
     assert kills >= STEPS // MOST_STEPS
-    effects = read_effects(tmp_path)
+    effects = read_effects(memory_path)
     assert set(effects) == expect_effects()
     assert all(effects[effect] <= times[effect] for effect in effects)
-    assert read_outcome(tmp_path) == {"kind": "final", "text": "Done.", "outputs": OUTPUTS}
+    assert read_outcome(memory_path) == {"kind": "final", "text": "Done.", "outputs": OUTPUTS}
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_run_killed_at_any_moment_finishes(attempts: Attempts, tmp_path: Path, seed: int) -> None:
+async def test_run_killed_at_any_moment_finishes(attempts: Attempts, memory_path: Path, seed: int) -> None:
     """Kill from outside at a random time, also during a write."""
     chance = random.Random(seed)
     times: Counter[str] = Counter(expect_effects())
     for _ in range(8):
-        attempts.run(tmp_path, kill_after=chance.uniform(0.005, 0.08))
-        times.update(await find_in_flight(tmp_path))
-    assert attempts.run(tmp_path)
-    effects = read_effects(tmp_path)
+        attempts.run(memory_path, kill_after=chance.uniform(0.005, 0.08))
+        times.update(await find_in_flight(memory_path))
+    assert attempts.run(memory_path)
+    effects = read_effects(memory_path)
     assert set(effects) == expect_effects()
     assert all(effects[effect] <= times[effect] for effect in effects)
-    assert read_outcome(tmp_path)["outputs"] == OUTPUTS
+    assert read_outcome(memory_path)["outputs"] == OUTPUTS
 
 
 @pytest.mark.parametrize(("policy", "verdict"), [("ask", False), ("tell", None)])
 async def test_interrupted_call_is_not_repeated_without_approval(
-    attempts: Attempts, tmp_path: Path, policy: str, verdict: bool | None
+    attempts: Attempts, memory_path: Path, policy: str, verdict: bool | None
 ) -> None:
     for kill_at in range(6, 40, 4):
-        directory = tmp_path / str(kill_at)
+        directory = memory_path / str(kill_at)
         directory.mkdir()
         assert not attempts.run(directory, policy=policy, kill_at=kill_at)
         in_flight = await find_in_flight(directory)
@@ -168,9 +172,9 @@ async def test_interrupted_call_is_not_repeated_without_approval(
         assert unknown == len(in_flight)
 
 
-async def test_interrupted_call_is_repeated_after_approval(attempts: Attempts, tmp_path: Path) -> None:
+async def test_interrupted_call_is_repeated_after_approval(attempts: Attempts, memory_path: Path) -> None:
     for kill_at in range(6, 40, 4):
-        directory = tmp_path / str(kill_at)
+        directory = memory_path / str(kill_at)
         directory.mkdir()
         assert not attempts.run(directory, policy="ask", kill_at=kill_at)
         in_flight = await find_in_flight(directory)
@@ -184,10 +188,11 @@ async def test_interrupted_call_is_repeated_after_approval(attempts: Attempts, t
         assert read_outcome(directory)["outputs"] == OUTPUTS
 
 
-async def test_killed_subagent_resumes(attempts: Attempts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [1, pytest.param(3, marks=pytest.mark.slow)])
+async def test_killed_subagent_resumes(attempts: Attempts, memory_path: Path, start: int) -> None:
     inner = f"{RUN_ID}:1:0"
-    for kill_at in range(1, 44, 2):
-        directory = tmp_path / str(kill_at)
+    for kill_at in range(start, 48, 4):
+        directory = memory_path / str(kill_at)
         directory.mkdir()
         if attempts.run(directory, nested=True, kill_at=kill_at):
             break

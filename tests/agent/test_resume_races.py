@@ -11,13 +11,13 @@ import pytest
 
 from support.racing_agents import CALLS
 
-ROUNDS = 50
+ROUNDS = 25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
-def test_one_of_several_processes_resumes_a_run(tmp_path: Path, processes: int) -> None:
-    folders = [tmp_path / str(number) for number in range(ROUNDS)]
+def test_one_of_several_processes_resumes_a_run(memory_path: Path, processes: int) -> None:
+    folders = [memory_path / str(number) for number in range(ROUNDS)]
     for folder in folders:
         folder.mkdir()
     orders = "".join(json.dumps({"folder": str(folder), "processes": processes}) + "\n" for folder in folders)

@@ -179,6 +179,20 @@ async def test_run_of_another_object_waits_for_the_session(in_process: ScriptedM
     await second.close()
 
 
+async def test_run_cancelled_while_it_waits_for_the_session_has_an_outcome(in_process: ScriptedModel) -> None:
+    in_process.set_answers([HOLD, {"text": "First."}])
+    session, cancel = MemorySession("chat_1"), asyncio.Event()
+    running = asyncio.ensure_future(in_process.agent().run("One.", session=session))
+    await in_process.until_held()
+    waiting = asyncio.ensure_future(in_process.agent().run("Two.", session=session, cancel=cancel))
+    cancel.set()
+    cancelled = await waiting
+    assert (cancelled.kind, cancelled.turns, len(in_process.sent)) == ("cancelled", 0, 1)
+    in_process.release()
+    assert (await running).text == "First."
+    assert texts(await session.list_items()) == ["One.", "First."]
+
+
 async def test_session_that_is_not_released_in_time_is_busy(in_process: ScriptedModel) -> None:
     in_process.set_answers([HOLD, {"text": "First."}])
     session = MemorySession("chat_1", wait_seconds=0.01)

@@ -29,6 +29,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from antiphon.telemetry.conventions import MAX_CONTENT_BYTES
+
 
 class Spans:
     """The spans that were exported."""
@@ -277,6 +279,16 @@ async def test_content_is_recorded_only_on_request(
         '{"city":"Bern"}',
         "Bern: mild",
     )
+
+
+async def test_large_arguments_and_results_are_replaced_by_their_sizes(in_process: ScriptedModel, spans: Spans) -> None:
+    instrument(spans.provider, capture_content=True)
+    in_process.set_answers([call("look_up", {"city": "x" * MAX_CONTENT_BYTES})], "It is mild.")
+    await in_process.agent(tools=[look_up]).run("How is it?")
+    executed = next(dict(span.attributes or {}) for span in spans.all if span.name.startswith("execute_tool"))
+    sizes = [len(text) + MAX_CONTENT_BYTES for text in ('{"city":""}', ": mild")]
+    recorded = [executed[f"gen_ai.tool.call.{name}"] for name in ("arguments", "result")]
+    assert recorded == [f'"omitted: {size} bytes"' for size in sizes]
 
 
 async def test_credentials_of_tools_are_not_recorded(in_process: ScriptedModel, spans: Spans) -> None:

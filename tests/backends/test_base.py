@@ -44,9 +44,9 @@ class TestListingHints:
         given = {"user": "u", "service_tier": "flex", "text": {"verbosity": "low"}, "client_metadata": {"a": "b"}}
         body = codec.encode({"model": "m", "input": "hi", "top_p": 0.5} | given)
         named = ["client_metadata", "service_tier", "user", "text.verbosity"]
-        assert list_hint_parameters(codec.decode_request(body).request) == named
+        assert list_hint_parameters(codec.decode_request(body).body) == named
 
     @pytest.mark.parametrize("usual", [{"service_tier": "auto"}, {"service_tier": "default"}, {"client_metadata": {}}])
     def test_default_values_are_not_hints(self, usual: dict[str, object]) -> None:
         body = {"model": "m", "input": "hi"} | usual
-        assert list_hint_parameters(codec.decode_request(codec.encode(body)).request) == []
+        assert list_hint_parameters(codec.decode_request(codec.encode(body)).body) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon import backends, errors
-from antiphon.config import load
+from antiphon.config.loading import load
 from antiphon.engine.assembly import build_engine
 from antiphon.protocol import codec
 
@@ -104,7 +104,7 @@ async def test_backend_installed_from_a_folder_serves_its_model(tmp_path: Path) 
     engine = build_engine(load(path, {}, {"data_dir": str(tmp_path / "data"), "store": "memory:"}))
     await engine.start()
     try:
-        request = codec.decode_request(b'{"model": "echo", "input": "Hello", "stream": true}').request
+        request = codec.decode_request(b'{"model": "echo", "input": "Hello", "stream": true}').body
         run = await engine.create(request, project="p")
         events: list[Any] = [event async for batch in run.events() for event in batch]
     finally:

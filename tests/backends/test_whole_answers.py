@@ -69,7 +69,7 @@ CHAT = [
     "refusal", "several_choices", "space_around_calls", "text", "text_and_call", "text_and_call_in_one_chunk",
     "thinking_tags", "thinking_tags_empty", "thinking_tags_then_call", "thinking_tags_unclosed",
     "two_calls_in_one_chunk", "usage_in_every_chunk", "usage_in_the_last_chunk", "usage_missing", "usage_null",
-    "words_only_in_the_last_message",
+    "text_only_in_the_last_message",
 ]  # fmt: skip
 MESSAGES = [
     "cached", "cut_off_text", "document_citation", "interleaved_thinking", "parallel_tools", "pause",
@@ -157,7 +157,7 @@ def chat_calls(draw: st.DrawFn) -> Json:
     return call
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(completions(), SIZES)
 def test_completion_is_equal_in_both_forms(whole: Json, size: int) -> None:
     assert read_whole(make_chat_reader, whole) == read_stream(make_chat_reader, stream_chat(whole, size))
@@ -192,7 +192,7 @@ STOP_REASONS = [
 COUNTS = {"input_tokens": 7, "output_tokens": 5, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 1}
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(BLOCKS, max_size=5), st.sampled_from(STOP_REASONS), SIZES)
 def test_message_is_equal_in_both_forms(blocks: list[Json], stop_reason: str, size: int) -> None:
     details = {"explanation": "No."} if stop_reason == "refusal" else None
@@ -246,7 +246,7 @@ ENDINGS = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(ITEMS, max_size=4), st.sampled_from(ENDINGS), SIZES)
 def test_response_is_equal_in_both_forms(items: list[Json], ending: Json, size: int) -> None:
     output = [item | {"id": f"item_{index}", "status": "completed"} for index, item in enumerate(items)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.store.location import locate_store
 from behaviour.wire import SCRIPT
 from support.live_server import LiveServer, make_settings
@@ -21,10 +21,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def collected(request: pytest.FixtureRequest) -> set[str]:
-    """Return the ids of all collected tests, or none if single tests were requested."""
-    is_partial = any("::" in argument for argument in request.config.args)
-    return set() if is_partial else request.config.stash[COLLECTED]
+def collected(request: pytest.FixtureRequest) -> dict[str, set[str]]:
+    """Return the ids of all collected tests by file, with and without parameters. None if tests were requested."""
+    by_file: dict[str, set[str]] = {}
+    if not any("::" in argument for argument in request.config.args):
+        for test in request.config.stash[COLLECTED]:
+            by_file.setdefault(test.partition("::")[0], set()).update((test, test.partition("[")[0]))
+    return by_file
 
 
 @pytest.fixture(scope="package")

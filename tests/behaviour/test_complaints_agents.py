@@ -64,6 +64,20 @@ async def test_pain_agents_6_reasoning_that_led_to_nothing_is_dropped(scripted: 
     assert kinds_of(scripted.sent[0]) == ["message", "message"]
 
 
+async def test_pain_agents_10_hosted_calls_are_sent_back_with_their_reasoning(scripted: ScriptedModel) -> None:
+    """pydantic/pydantic-ai#2870, vercel/ai#8379: reasoning goes back without the web search that followed it."""
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
+    scripted.set_answers([{"reasoning": "Search."}, {"item": search}, {"text": "Found."}, LOOK], "Mild.")
+    assert (await scripted.agent(tools=[look_up]).run("Go.")).text == "Mild."
+    kinds = ["message", "reasoning", "web_search_call", "message", "function_call", "function_call_output"]
+    assert kinds_of(scripted.sent[1]) == kinds
+
+
 async def test_pain_agents_11_every_call_has_an_output_with_server_state(scripted: ScriptedModel) -> None:
     """openai/openai-agents-python#673: no tool output found for a function call, with previous_response_id."""
     made = [call("look_up", {"city": "Bern"}, "call_a"), call("explode", None, "call_b"), call("nobody", {}, "call_c")]
@@ -351,6 +365,14 @@ async def test_pain_agents_53_restarted_turn_is_announced(upstream: UpstreamMode
         elif isinstance(event, TurnRestarted):
             shown = ""
     assert shown == "It is mild."
+
+
+async def test_pain_agents_54_call_of_a_broken_turn_is_not_run(upstream: UpstreamModel) -> None:
+    """shiaho777/web-to-app#747: after a retry, calls of the broken attempt are run too."""
+    upstream.set_answers([call("look_up", {"city": "Rome"}, "call_r"), DROP], [LOOK], "Mild.")
+    outcome = await upstream.agent(tools=[look_up]).run("Go.")
+    assert (outcome.text, outcome.tool_calls) == ("Mild.", 1)
+    assert outputs_of(upstream.sent[-1]) == [("call_1", "Bern: mild")]
 
 
 async def test_pain_agents_57_failure_of_the_server_is_reported(upstream: UpstreamModel) -> None:

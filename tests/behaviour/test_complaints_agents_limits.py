@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 
-from antiphon import Agent, ConfigError, Limits, tool
+from antiphon import Agent, ConfigError, Limits, MemorySession, SessionFailed, tool
 from antiphon.agent.outcome import TextDelta, ToolStarted, TurnRestarted
+from antiphon.errors import Unavailable
 from antiphon.ledger import RunTaken
+from antiphon.protocol.json_text import JsonObject
 from antiphon.store.ledger import SqliteLedger
 from antiphon.testing.scripted import serve_script
 from antiphon.tools.schema import is_strict
@@ -259,6 +261,56 @@ async def test_pain_agents_88_run_id_is_the_same_after_approval(scripted: Script
     assert {(request["instructions"], request["metadata"]["user"]) for request in scripted.sent} == {
         ("Be kind.", "ada")
     }
+
+
+async def test_pain_agents_89_final_tool_ends_the_run_after_approval(scripted: ScriptedModel) -> None:
+    """agno-agi/agno#9198: after an approval the model is called once more."""
+
+    @tool(needs_approval=True, final=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    scripted.set_answers([call("pay", {"amount": 5})], "Shall I pay again?")
+    agent = scripted.agent(tools=[pay])
+    outcome = await agent.run("Go.")
+    assert outcome.state is not None
+    resumed = await agent.resume(outcome.state, approvals={"call_1": True})
+    assert (resumed.kind, resumed.output, len(scripted.sent)) == ("final", "paid 5", 1)
+
+
+class FailingSession(MemorySession):
+    """A session that stores no runs while `is_full`."""
+
+    is_full = False
+
+    async def save_run(self, run_id: str, items: Sequence[JsonObject]) -> None:
+        if self.is_full:
+            raise Unavailable("The disk is full.")
+        await super().save_run(run_id, items)
+
+
+async def test_pain_agents_22_failed_session_write_leaves_no_half_of_a_run(scripted: ScriptedModel) -> None:
+    """openai/openai-agents-python#4615: an approved tool ran, and a retry finds its output without its call."""
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    scripted.set_answers([call("pay", {"amount": 5})], "Paid.")
+    agent = scripted.agent(tools=[pay])
+    session = FailingSession("chat_1")
+    outcome = await agent.run("Go.", session=session)
+    assert outcome.state is not None
+    stored = await session.list_items()
+    session.is_full = True
+    with pytest.raises(SessionFailed) as failed:
+        await agent.resume(outcome.state, approvals={"call_1": True}, session=session)
+    assert (failed.value.outcome.text, await session.list_items()) == ("Paid.", stored)
+    session.is_full = False
+    assert (await agent.run("And now?", session=session)).kind == "final"
+    assert [call_id for call_id, _ in outputs_of(scripted.sent[-1])] == ["call_1"]
 
 
 # 14 Schemas

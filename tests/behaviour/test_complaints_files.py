@@ -56,20 +56,20 @@ async def test_pain_k_82_file_reaches_the_model_on_every_backend(kind: str, fiel
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "param", "code"),
+    ("kind", "file", "param", "status", "code"),
     [
-        ("chat_completions", {"file_id": "file_1"}, "input[0].content[0].file_id", "unsupported_parameter"),
-        ("chat_completions", {"file_url": "https://a.invalid/a.pdf"}, "input[0].content[0].file_url",
+        ("chat_completions", {"file_id": "file_1"}, "input[0].content[0].file_id", 404, None),
+        ("chat_completions", {"file_url": "https://a.invalid/a.pdf"}, "input[0].content[0].file_url", 400,
          "invalid_value"),
         ("anthropic_messages", {"file_data": "data:application/zip;base64,UEs="}, "input[0].content[0].file_data",
-         "unsupported_file"),
-        ("responses", {"filename": "a.txt"}, "input[0].content[0]", "invalid_value"),
+         400, "unsupported_file"),
+        ("responses", {"filename": "a.txt"}, "input[0].content[0]", 400, "invalid_value"),
     ],
 )  # fmt: skip
 async def test_pain_k_82_unsupported_file_is_rejected_with_its_path(
-    kind: str, file: dict[str, Any], param: str, code: str
+    kind: str, file: dict[str, Any], param: str, status: int, code: str | None
 ) -> None:
     """cloud-apim/otoroshi-llm-extension#186: the file was dropped without an error."""
     answer, sent = await ask_through(kind, [{"role": "user", "content": [{"type": "input_file"} | file]}])
     error = answer.json["error"]
-    assert (answer.status, error["param"], error["code"], sent) == (400, param, code, [])
+    assert (answer.status, error["param"], error["code"], sent) == (status, param, code, [])

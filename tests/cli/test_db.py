@@ -4,12 +4,16 @@ import asyncio
 import hashlib
 import io
 import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from antiphon.cli.main import main
+from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.response import Response
@@ -19,9 +23,12 @@ from antiphon.store.containers import ContainerFileRow, ContainerLimits, Contain
 from antiphon.store.files.content import Contents
 from antiphon.store.files.rows import ChunkRow, FileRow, NewEntry, PartRow, StoreRow, UploadRow
 from antiphon.store.keys import StoredKey
+from antiphon.store.ledger import SqliteLedger
 from antiphon.store.limits import DEFAULT_LIMITS
-from antiphon.store.location import locate_files, locate_store
+from antiphon.store.location import locate_files, locate_ledger, locate_store
 from antiphon.store.sqlite.database import connect
+from antiphon.store.transfer import TransferStore
+from support.postgres_server import EmptySchema
 
 ITEMS: list[Item | Unknown] = [Message("user", f"text {number} \x00 ü", f"msg_{number}") for number in range(4)]
 
@@ -167,7 +174,7 @@ async def read(url: str) -> list[object]:
 
 
 def test_export_moves_every_row_between_databases(
-    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db"
     asyncio.run(fill(first))
@@ -175,7 +182,10 @@ def test_export_moves_every_row_between_databases(
     code_file = tmp_path / f"first.db-containers/{CONTAINER.id}/data/{CONTAINER_FILE.path}"
     code_file.parent.mkdir(parents=True)
     code_file.write_bytes(b"code")
-    for source, target in ((first, postgres_url), (postgres_url, second)):
+    folders = tmp_path / "one", tmp_path / "two"
+    asyncio.run(fill_ledger(folders[0]))
+    for source, target, folder in ((first, postgres_url, folders[0]), (postgres_url, second, folders[1])):
+        monkeypatch.setenv("ANTIPHON_DATA_DIR", str(folder))
         file = tmp_path / f"{target[:4]}.jsonl"
         assert main(["db", "export", "--store", source, "--output", str(file)]) == 0
         assert main(["db", "import", "--store", target, str(file)]) == 0
@@ -185,11 +195,65 @@ def test_export_moves_every_row_between_databases(
     assert json.loads(exported[0].splitlines()[0]) == {"antiphon_export": 1}
     contents = [asyncio.run(read(url)) for url in (first, postgres_url, second)]
     assert contents[0] == contents[1] == contents[2]
+    ledgers = [(first, folders[0]), (postgres_url, tmp_path), (second, folders[1])]
+    runs = [asyncio.run(read_ledger(url, folder)) for url, folder in ledgers]
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][:2] == [["run_a", "run_z"], [b'{"n":1}', b"\x00\xff"]]
     files = [asyncio.run(read_files(url)) for url in (first, postgres_url, second)]
     assert files[0] == files[1] == files[2]
     moved = Path(str(code_file).replace("first.db", "second.db"))
     assert (moved.read_bytes(), moved.stat().st_mtime_ns) == (b"code", CONTAINER_FILE.modified_ns)
     asyncio.run(append(postgres_url))
+
+
+async def fill_ledger(folder: Path) -> None:
+    ledger = SqliteLedger(folder / LEDGER_FILE, now=lambda: 1_000.5)
+    await ledger.append("run_z", 0, b'{"n":1}', status="running", title="ü")
+    await ledger.append("run_a", 0, b"{}", status="done", title="t")
+    await ledger.append("run_z", 1, b"\x00\xff")
+    assert await ledger.hold("run_z", "dead", 1e9) is True
+    await ledger.close()
+
+
+async def read_ledger(url: str, folder: Path) -> list[object]:
+    """Return the ids of the runs, the entries of one, and other fields. The run has no owner in another database."""
+    ledger = locate_ledger(url, folder / LEDGER_FILE)
+    try:
+        runs = await ledger.runs(limit=9)
+        fields = [(run.created_at, run.updated_at, run.status, run.title) for run in runs]
+        await ledger.release("run_z", "dead")
+        assert await ledger.hold("run_z", "us", 1) is True
+        return [[run.run_id for run in runs], list(await ledger.read("run_z")), fields]
+    finally:
+        await ledger.release("run_z", "us")
+        await ledger.close()
+
+
+def test_import_leaves_runs_of_agents_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_DATA_DIR", str(tmp_path))
+    asyncio.run(fill(f"sqlite:///{tmp_path}/first.db"))
+    asyncio.run(fill_ledger(tmp_path))
+    file = tmp_path / "export.jsonl"
+    assert main(["db", "export", "--store", f"sqlite:///{tmp_path}/first.db", "--output", str(file)]) == 0
+    ledger = SqliteLedger(tmp_path / LEDGER_FILE)
+    asyncio.run(ledger.append("run_a", 1, b"new"))
+    assert asyncio.run(ledger.delete("run_z", owner="dead")) is True
+    asyncio.run(ledger.append("run_z", 0, b"other"))
+    assert main(["db", "import", "--store", f"sqlite:///{tmp_path}/second.db", str(file)]) == 0
+    assert [list(asyncio.run(ledger.read(run_id))) for run_id in ("run_a", "run_z")] == [[b"{}", b"new"], [b"other"]]
+
+
+def test_import_without_runs_of_agents_creates_no_ledger(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    monkeypatch.setenv("ANTIPHON_DATA_DIR", str(folder))
+    file = tmp_path / "export.jsonl"
+    assert main(["db", "export", "--store", filled, "--output", str(file)]) == 0
+    assert main(["db", "import", "--store", f"sqlite:///{tmp_path}/second.db", str(file)]) == 0
+    (tmp_path / "broken.jsonl").write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert main(["db", "import", "--store", f"sqlite:///{tmp_path}/third.db", str(tmp_path / "broken.jsonl")]) == 1
+    assert list(folder.iterdir()) == []
 
 
 async def append(url: str) -> None:
@@ -292,6 +356,44 @@ def test_status_migrate_and_expire_report_the_store(
         shown = capsys.readouterr().out
         assert "(current)" in shown
         assert "search_path" not in shown
+
+
+@pytest.mark.parametrize(("version", "advice"), [(999, "Use a newer version"), (3, "Run antiphon db migrate first")])
+def test_store_of_another_version_is_not_exported(
+    tmp_path: Path, postgres_server: str, capsys: pytest.CaptureFixture[str], version: int, advice: str
+) -> None:
+    schema = EmptySchema(postgres_server)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    schema.execute(f"CREATE TABLE antiphon_schema AS SELECT {version} AS version")
+    try:
+        for url in (schema.url, f"sqlite:///{tmp_path}/store.db"):
+            assert main(["db", "export", "--store", url, "--output", str(tmp_path / "export")]) == 1
+            assert advice in capsys.readouterr().err
+            assert not (tmp_path / "export").exists()
+            assert main(["db", "status", "--store", url]) == 0
+            assert ("of a newer version of Antiphon" in capsys.readouterr().out) == (version == 999)
+    finally:
+        schema.remove()
+
+
+def test_incomplete_export_is_deleted(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(store: TransferStore) -> AsyncIterator[bytes]:
+        yield b"{}\n"
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("antiphon.cli.db.export_lines", fail)
+        assert main(["db", "export", "--store", filled, "--output", str(tmp_path / "export")]) == 130
+    assert not (tmp_path / "export").exists()
+    assert main(["db", "export", "--store", filled, "--output", str(tmp_path / "export")]) == 0
+
+
+def test_expire_and_export_need_an_existing_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["expire"], ["export", "--output", str(tmp_path / "export")], ["status"]):
+        assert main(["db", *command, "--store", f"sqlite:///{tmp_path}/new.db"]) == 1
+        assert capsys.readouterr().err == f"antiphon: There is no store at {tmp_path}/new.db.\n"
+    assert not [*tmp_path.glob("*.db*"), *tmp_path.glob("export")]
 
 
 def test_contents_in_a_shared_folder_are_moved(

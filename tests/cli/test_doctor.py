@@ -1,6 +1,8 @@
 """`antiphon doctor`: each check with its state and what to do, and never a secret."""
 
+import base64
 import json
+import os
 import socket
 import sqlite3
 import time
@@ -9,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from antiphon.cli import doctor_checks, extras
 from antiphon.cli.main import main
-from antiphon.config import load
-from antiphon.store.sqlite.migrations import read_migrations
+from antiphon.config.loading import load
+from antiphon.config.settings import Settings
+from antiphon.engine.assembly import build_engine
+from antiphon.store.migration_files import read_migrations
+from antiphon.tools.hosted.code_interpreter import prepare
 from support.upstream_server import Reply, json_of, serve
 from support.upstream_thread import ThreadedServer
 
@@ -63,7 +69,8 @@ def test_new_installation_is_ok_and_nothing_is_created(home, script, capfd):
     assert main(["doctor"]) == 0
     lines = capfd.readouterr().out.splitlines()
     data = home / ".local/share/antiphon"
-    assert [line for line in lines if " disk " not in line and " clock " not in line and " extras " not in line] == [
+    others = (" disk ", " clock ", " extras ", " code sandbox ")
+    assert [line for line in lines if all(name not in line for name in others)] == [
         "ok       settings      antiphon.toml",
         f"ok       store         {data}/antiphon.db does not exist yet: the first start creates it",
         f"ok       seal keys     {data}/seal.keys does not exist yet: the first start creates it",
@@ -77,7 +84,7 @@ def test_running_server_and_its_store_are_recognized(serve, home, diagnose):
     with serve() as server:
         port = server.url.rpartition(":")[2]
         status, found = diagnose(f"port = {port}")
-    newest = read_migrations()[-1].version
+    newest = read_migrations("sqlite")[-1].version
     path = home / ".local/share/antiphon/antiphon.db"
     assert (status, found["port"]["message"], found["store"]["message"]) == (
         0,
@@ -207,6 +214,33 @@ def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):
     _, found = diagnose(f'store = "{postgres_url}"')
     assert (found["store"]["status"], found["clock"]["status"]) == ("ok", "ok")
     assert found["store"]["message"].endswith("can be written to")
+    assert found["nodes"] == make_finding("nodes", "none is running on this database")
+
+
+def make_finding(name: str, message: str, status: str = "ok", advice: str = "") -> dict[str, str]:
+    return {"name": name, "status": status, "message": message, "advice": advice}
+
+
+async def test_settings_of_running_nodes_are_compared(postgres_url, home):
+    secret = base64.b64encode(bytes(32)).decode()
+    settings = Settings(store=postgres_url, data_dir=home, backends={}, seal_keys=(secret,))
+    engine = build_engine(settings)
+    name = f"{socket.gethostname()} (process {os.getpid()})"
+    advice = "Use the same settings file on all nodes, and reload or restart them."
+    await engine.start()
+    try:
+        await engine.admin_store.peer_link.wait_connected()
+        same = await doctor_checks.check_nodes(settings)
+        other = await doctor_checks.check_nodes(replace(settings, retention_days=3.0))
+        unknown = await doctor_checks.check_nodes(replace(settings, seal_keys=()))
+    finally:
+        await engine.close()
+    assert same == [doctor_checks.ok("nodes", f"1 with these settings: {name}")]
+    text = f"the node {name} has other settings: retention_days"
+    assert other == [doctor_checks.warning("nodes", text, advice)]
+    text = "running: 1. The settings have no seal_keys to compare with theirs"
+    assert unknown == [doctor_checks.warning("nodes", text, "Set the seal_keys of the nodes.")]
+    assert list(home.iterdir()) == []
 
 
 def test_seal_keys_are_checked(home, diagnose):
@@ -249,3 +283,32 @@ def test_missing_package_is_a_problem_only_if_the_settings_need_it(monkeypatch):
 def test_clock_before_the_installation_is_a_problem(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert doctor_checks.check_clock().message == "1970-01-01 00:00:00 UTC is before this program was installed"
+
+
+def test_state_of_the_compiled_interpreter_is_shown(
+    home: Path, diagnose: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(home))
+    for module in (doctor_checks, prepare):
+        monkeypatch.setattr(module, "name_compiled_file", lambda: "name.cwasm")
+    folder = home / "compiled"
+    settings = f"[code_interpreter]\ncache_dir = '{folder}'\n"
+
+    def show(more: str = "") -> dict[str, str]:
+        finding: dict[str, str] = diagnose(settings + more)[1]["code sandbox"]
+        return finding
+
+    new = f"not compiled yet: the next start of a server compiles it into {folder}"
+    assert show() == {"name": "code sandbox", "status": "ok", "message": new, "advice": ""}
+    assert show("compile_at_start = false") == {
+        "name": "code sandbox",
+        "status": "warning",
+        "message": f"not compiled: the first call compiles it into {folder}, which takes minutes",
+        "advice": "Run: python -m antiphon.tools.hosted.code_interpreter.prepare",
+    }
+    with prepare.lock_compilation(folder):
+        assert show()["message"].startswith(f"being compiled into {folder}, for ")
+        (folder / "name.cwasm").touch(mode=0o600)
+        assert show()["message"] == f"compiled in {folder}; a faster version is being compiled"
+    assert show()["message"] == f"compiled in {folder}"
+    assert "code sandbox" not in diagnose(settings + "enabled = false")[1]

@@ -97,6 +97,14 @@ def test_unknown_key_id_is_an_error(keys: Run, command: str) -> None:
     )
 
 
+@pytest.mark.parametrize("command", [["list"], ["revoke", "key_x"], ["rotate", "key_x"]])
+def test_store_is_created_only_with_a_key(path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", *command, "--store", f"sqlite:///{path}"]) == (0 if command == ["list"] else 1)
+    expected = f"antiphon: warning: there is no store at {path}\n" if command == ["list"] else "There is no key 'key_x'"
+    assert expected in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "list", "--store", "memory:"]) == 1
     assert "A memory store has no lasting keys" in capsys.readouterr().err

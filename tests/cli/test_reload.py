@@ -55,10 +55,10 @@ def test_reload_without_a_server_is_an_error(configure, home, capfd):
 
 
 def test_reload_with_several_servers_needs_the_process_id(configure, home, capfd):
-    first = ServerFile.create(home / "data", "http://127.0.0.1:1")
+    first = ServerFile.create(home / "data" / FOLDER, "http://127.0.0.1:1")
     (path,) = (home / "data" / FOLDER).iterdir()
     path.rename(path.with_name("1.json"))
-    second = ServerFile.create(home / "data", "http://127.0.0.1:2")
+    second = ServerFile.create(home / "data" / FOLDER, "http://127.0.0.1:2")
     assert main(["reload"]) == 1
     pid = os.getpid()
     assert capfd.readouterr().err == (
@@ -73,7 +73,7 @@ def test_file_of_a_dead_server_is_deleted(home):
     folder = home / FOLDER
     folder.mkdir()
     (folder / "4711.json").write_text('{"pid":4711,"machine":"m","url":"u"}')
-    assert list_servers(home) == []
+    assert list_servers(folder) == []
     assert list(folder.iterdir()) == []
 
 

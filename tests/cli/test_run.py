@@ -6,8 +6,8 @@ import json
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 from antiphon.cli import runs
 from antiphon.cli.main import main
 from antiphon.store.ledger import SqliteLedger
+from support.forked_command import ForkedCommand
 
-COMMAND = [sys.executable, "-m", "antiphon"]
 WAIT_SECONDS = 20
 
 TOOLS = '''
@@ -147,14 +147,23 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def spawn(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    command = ForkedCommand(arguments, cwd=Path.cwd())
+    output, errors = command.communicate(timeout=WAIT_SECONDS)
+    return subprocess.CompletedProcess(arguments, command.wait(WAIT_SECONDS), output, errors)
+
+
+@contextmanager
+def hanging_run() -> Iterator[ForkedCommand]:
+    """Start a run in another process and wait until its tool hangs."""
+    process = ForkedCommand(["run", "hang", "--tools", "tools.py", "--json"], cwd=Path.cwd())
+    try:
+        while "tool.progress" not in (line := process.stdout.readline()):
+            assert line
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS)
+        process.close()
 
 
 def list_runs(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -239,27 +248,20 @@ def test_run_at_its_limit_goes_on_with_a_higher_one(run: Run, capsys: pytest.Cap
 def test_live_run_is_only_taken_over_by_force(
     log: Callable[[], list[str]], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            while "tool.progress" not in (line := process.stdout.readline()):
-                assert line
-            ((run_id, status, *_),) = list_runs(capsys)
-            assert status == "running"
-            assert main(["runs", "show", run_id]) == 0
-            assert capsys.readouterr().out.splitlines()[0] == f"{run_id}  running  scripted"
-            (options,) = home.rglob(f"{run_id}.json")
-            stored = options.read_bytes()
-            assert main(["run", "--resume", run_id, "--max-turns", "99"]) == 1
-            expected = (
-                f"antiphon: Another process is executing the run '{run_id}'. "
-                f"To take it over: antiphon runs resume {run_id} --force\n"
-            )
-            assert (capsys.readouterr().err, options.read_bytes() == stored) == (expected, True)
-            assert main(["runs", "resume", run_id, "--force"]) == 3
-        finally:
-            process.kill()
+    with hanging_run():
+        ((run_id, status, *_),) = list_runs(capsys)
+        assert status == "running"
+        assert main(["runs", "show", run_id]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"{run_id}  running  scripted"
+        (options,) = home.rglob(f"{run_id}.json")
+        stored = options.read_bytes()
+        assert main(["run", "--resume", run_id, "--max-turns", "99"]) == 1
+        expected = (
+            f"antiphon: Another process is executing the run '{run_id}'. "
+            f"To take it over: antiphon runs resume {run_id} --force\n"
+        )
+        assert (capsys.readouterr().err, options.read_bytes() == stored) == (expected, True)
+        assert main(["runs", "resume", run_id, "--force"]) == 3
     assert log() == ["hang"]
 
 
@@ -350,11 +352,7 @@ def test_ctrl_c_stops_the_run_and_shows_how_to_continue(terminal: Any, home: Pat
 def test_stopped_run_asks_about_the_call_that_had_begun(
     log: Callable[[], list[str]], home: Path, terminal: Any
 ) -> None:
-    command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while "tool.progress" not in (line := process.stdout.readline()):
-            assert line
+    with hanging_run() as process:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=WAIT_SECONDS)
     run_id = re.findall(r"run_\w+", error)[0]

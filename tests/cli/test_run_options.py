@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.run_options import RunOptions, load_run_options, save_run_options
-from antiphon.config import load
+from antiphon.config.loading import load
 from antiphon.errors import AntiphonError
 
 # Written by version 0.1.0.

@@ -99,6 +99,15 @@ def test_reply_that_is_no_model_list_is_an_error():
         ServerClient(url).models()
 
 
+def test_password_of_the_url_is_in_no_error():
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>"
+    with answering(reply) as (url, _):
+        for address in (url, "http://127.0.0.1:1", "http://127.0.0.1:port", "ftp://127.0.0.1"):
+            with pytest.raises(AntiphonError) as raised:
+                ServerClient(address.replace("://", "://ada:pass-1@")).models()
+            assert address.replace("://", "://ada:***@") in raised.value.message
+
+
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8484", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port", "http://[::1"]
 )

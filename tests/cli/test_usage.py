@@ -84,7 +84,13 @@ def test_usage_is_printed_as_json(url: str, capsys: pytest.CaptureFixture[str], 
 
 def test_store_without_usage_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", "--store", f"sqlite:///{tmp_path}/new.db"]) == 0
-    assert capsys.readouterr().out == "There is no usage in the last 7 days.\n"
+    shown = capsys.readouterr()
+    assert shown.out == "There is no usage in the last 7 days.\n"
+    assert shown.err == f"antiphon: warning: there is no store at {tmp_path}/new.db\n"
+    assert not list(tmp_path.glob("*.db*"))
+    assert main(["db", "migrate", "--store", f"sqlite:///{tmp_path}/new.db"]) == 0
+    assert main(["usage", "--store", f"sqlite:///{tmp_path}/new.db"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from scripts.run_containerfile import read_steps
 
-from antiphon.config import load
+from antiphon.config.loading import load
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from antiphon.backends.embedded.backend import EmbeddedOptions
-from antiphon.config import Settings, load
+from antiphon.config.loading import load
+from antiphon.config.settings import Settings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
 

@@ -94,7 +94,7 @@ async def engine_on(url: str) -> AsyncIterator[Engine]:
 
 async def ask(engine: Engine, **parameters: Any) -> list[Any]:
     body = codec.encode({"model": MODEL, "stream": True, **parameters})
-    run = await engine.create(codec.decode_request(body).request, project="p")
+    run = await engine.create(codec.decode_request(body).body, project="p")
     return [event async for batch in run.events() for event in batch]
 
 

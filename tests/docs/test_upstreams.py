@@ -12,7 +12,7 @@ from antiphon.backends.chat_completions.backend import Options
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.registry import create
 from antiphon.backends.responses.request import ResponsesOptions
-from antiphon.config import load
+from antiphon.config.loading import load
 from antiphon.upstream.options import UpstreamOptions
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "upstreams.md"

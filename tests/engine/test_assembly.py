@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from antiphon.config import load
+from antiphon.config.loading import load
 from antiphon.engine.assembly import build_engine, make_configuration_id, make_policy
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
@@ -136,7 +136,7 @@ def test_configuration_id_differs_by_configuration_and_reveals_nothing(tmp_path)
 async def test_restarted_server_continues_run_of_unlisted_model_at_once(tmp_path):
     produced = b'data: {"choices":[{"delta":{"content":"at once"}}]}\n\n'
     ended = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-    request = codec.decode_request(b'{"model":"any-name","input":"hi","background":true}').request
+    request = codec.decode_request(b'{"model":"any-name","input":"hi","background":true}').body
     async with serve([stream_of(STALL), stream_of(produced, ended)], fixed={"/v1/models": json_of({"data": []})}) as up:
         configured = settings(
             tmp_path,

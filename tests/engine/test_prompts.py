@@ -203,3 +203,13 @@ async def test_unknown_version_is_not_found(harness: EngineHarness) -> None:
         "prompt",
         f"Prompt with id '{made.id}' and version '7' not found.",
     )
+
+
+async def test_items_that_a_template_refers_to_count_in_the_history_budget(make_harness: Any) -> None:
+    harness: EngineHarness = await make_harness({"default": "done"}, history_budget_bytes=1_000_000)
+    message = {"type": "message", "id": "msg_large", "role": "user", "content": "x" * 1_000_000}
+    await harness.answer([message])
+    made = await define(harness, {"input": [{"type": "item_reference", "id": "msg_large"}]})
+    with pytest.raises(InvalidRequest) as caught:
+        await harness.answer("More.", prompt={"id": made.id})
+    assert (caught.value.param, caught.value.code) == ("input", "history_too_large")

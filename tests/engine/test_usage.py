@@ -7,31 +7,32 @@ from typing import Any
 
 import pytest
 
+from antiphon.config.limits import ModelPrice
 from antiphon.engine import usage as module
 from antiphon.engine.usage import Charge, UsageRecorder
 from antiphon.errors import ServerError, StoreUnavailable
-from antiphon.limit_settings import ModelPrice
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
-from antiphon.store.usage import DAY, HOUR, MINUTE, UsageRow
+from antiphon.store.usage import DAY, HOUR, MINUTE, Spending, UsageRow, find_month
 
 NOW = 1_700_006_405.5
 SPENT = Usage(100, 10, 110, InputTokensDetails(cached_tokens=40))
 
 
 class FailingStore(MemoryStore):
-    """Counts the writes of usage. With `is_down` they fail."""
+    """Counts the writes of usage. With `is_down` they fail, also after `fails_after` writes."""
 
     writes = 0
     is_down = False
+    fails_after: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.written = asyncio.Event()
 
     async def add_usage(self, rows: Sequence[UsageRow]) -> None:
-        if self.is_down:
+        if self.is_down or (self.fails_after is not None and self.writes >= self.fails_after):
             raise StoreUnavailable("The store is down.")
         self.writes += 1
         await super().add_usage(rows)
@@ -89,30 +90,118 @@ async def test_usage_that_could_not_be_written_is_written_later_once(store: Fail
     assert [row.requests for row in await list_usage(store)] == [2]
 
 
-async def test_usage_that_cannot_be_written_is_given_up(
-    store: FailingStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail(rows: Sequence[UsageRow]) -> None:
-        raise ServerError("a row is damaged")
+class RefusingStore(FailingStore):
+    """Refuses every write with one of these models. All other rows of the write are refused with it."""
 
+    def __init__(self, *refused: str) -> None:
+        super().__init__()
+        self.refused = set(refused)
+
+    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
+        if self.refused & {row.model for row in rows}:
+            raise ServerError("a row is refused")
+        await super().add_usage(rows)
+
+
+async def test_refused_row_does_not_lose_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = RefusingStore("m3", "m8")
+    await store.open()
     recorder = UsageRecorder(store, {}, now=lambda: NOW)
-    recorder.record("p", "", "m", SPENT)
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "add_usage", fail)
-        assert await recorder.flush() is False
-    assert "the usage of 1 minutes and models is lost" in caplog.text
-    recorder.record("p", "", "n", SPENT)
-    await recorder.flush()
-    assert [row.model for row in await list_usage(store)] == ["n"]
-
-
-async def test_number_of_recorded_models_is_bounded(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_MODELS", 2)
-    recorder = UsageRecorder(store, {}, now=lambda: NOW)
-    for model in ("x" * 300, "\0", "a", "b", "c", "a"):
+    models = [f"m{number}" for number in range(10)]
+    for model in models:
         recorder.record("p", "", model, SPENT)
+    assert await recorder.flush() is False
+    assert [row.model for row in await list_usage(store)] == [name for name in models if name not in store.refused]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the store refuses a row of usage, which is lost"
+    ] * 2
+    assert await recorder.flush() is True
+    assert sum(spent.tokens for spent in await store.read_spending(find_month(NOW))) == 8 * 110
+
+
+async def test_usage_is_written_later_if_the_store_refuses_all(caplog: pytest.LogCaptureFixture) -> None:
+    models = [f"m{number:02}" for number in range(40)]
+    store = RefusingStore(*models)
+    await store.open()
+    recorder = UsageRecorder(store, {}, now=lambda: NOW)
+    for model in models:
+        recorder.record("p", "", model, SPENT)
+    assert [await recorder.flush(), await recorder.flush()] == [False, False]
+    assert [record.message for record in caplog.records] == ["the store refuses all usage, which is written later"]
+    store.refused.clear()
+    assert await recorder.flush() is True
+    assert [(row.model, row.requests) for row in await list_usage(store)] == [(model, 1) for model in models]
+
+
+async def test_failure_between_two_writes_loses_nothing() -> None:
+    store = RefusingStore("m1")
+    await store.open()
+    recorder = UsageRecorder(store, {}, now=lambda: NOW)
+    for number in range(4):
+        recorder.record("p", "", f"m{number}", SPENT)
+    store.fails_after = 1
+    assert await recorder.flush() is False
+    store.fails_after = None
+    assert await recorder.flush() is True  # the refused row is lost
+    assert [(row.model, row.requests) for row in await list_usage(store)] == [("m0", 1), ("m2", 1), ("m3", 1)]
+
+
+async def test_long_failure_joins_usage_instead_of_losing_it(
+    store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_HELD_ROWS", 4)
+    store.is_down = True
+    now = float(NOW // HOUR * HOUR)
+    recorder = UsageRecorder(store, {}, now=lambda: now)
+    for model in ("a", "b", "c"):
+        for _ in range(3):
+            recorder.record("p", "", model, SPENT)
+            now += MINUTE
+    assert await recorder.flush() is False
+    assert [(row.model, row.requests) for row in recorder._rows.values()] == [("a", 3), ("b", 3), ("c", 3)]
+    for project in ("p", "q"):
+        recorder.record(project, "", "d", SPENT)
+        recorder.record(project, "", "e", SPENT)
+    assert await recorder.flush() is False
+    store.is_down = False
+    assert await recorder.flush() is True
+    totals = [(row.project, row.model, row.requests) for row in await store.list_usage(0, 2**40, width=HOUR)]
+    assert totals == [("p", "other", 11), ("q", "other", 2)]
+
+
+async def test_number_of_recorded_models_of_a_project_is_bounded(
+    store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_MODELS", 2)
+    prices = {"paid": ModelPrice(input=1.0, output=2.0)}
+    recorder = UsageRecorder(store, prices, now=lambda: NOW)
+    for model in ("x" * 300, "\0", "a", "b", "c", "a", "paid"):
+        recorder.record("p", "", model, SPENT)
+    recorder.record("q", "", "c", SPENT)
     await recorder.flush()
-    assert [(row.model, row.requests) for row in await list_usage(store)] == [("a", 2), ("b", 1), ("other", 3)]
+    assert [(row.project, row.model, row.requests) for row in await list_usage(store)] == [
+        ("p", "a", 2),
+        ("p", "b", 1),
+        ("p", "other", 3),
+        ("p", "paid", 1),
+        ("q", "c", 1),
+    ]
+
+
+async def test_model_with_a_made_up_name_counts_for_budgets(
+    store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_MODELS", 1)
+    charges: list[Charge] = []
+    prices = {"paid": ModelPrice(input=1.0, output=2.0), "*": ModelPrice(input=10.0, output=20.0)}
+    recorder = UsageRecorder(store, prices, now=lambda: NOW)
+    recorder.on_charge = charges.append
+    for model in ("paid", "made-up-1", "made-up-2"):
+        recorder.record("p", "key_1", model, SPENT)
+    await recorder.flush()
+    costs = [0.00012, 0.0012, 0.0012]
+    assert charges == [Charge("p", "key_1", 110, pytest.approx(cost)) for cost in costs]
+    assert await store.read_spending(find_month(NOW)) == [Spending("p", "key_1", 330, pytest.approx(sum(costs)))]
 
 
 async def test_cancelled_flush_still_writes_its_usage(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.backends.embedded.vocabulary import GgufError, read_vocabulary
 from antiphon.backends.embedded.weights import find_weights
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import RateLimited, Unavailable
 from antiphon.grammars.trial import GrammarTrial
 

@@ -35,6 +35,14 @@ def server(victim: Start) -> Iterator[Victim]:
     assert "Traceback" not in running.log()
 
 
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """A server for all tests that leave nothing in it."""
+    started = Victim(tmp_path_factory.mktemp("extremes"), script=SCRIPT)
+    yield started
+    started.stop()
+
+
 def message(content: Any, **fields: Any) -> Json:
     return {"type": "message", "role": "user", "content": content} | fields
 
@@ -54,17 +62,25 @@ def find_error(answer: Any) -> tuple[int, str | None, str | None]:
 # Numbers of things in a request
 
 
+# Functions make the large values, so that processes which only collect the tests do not.
 @pytest.mark.parametrize(
-    ("fields", "param", "setting"),
+    ("make_fields", "param", "setting"),
     [
-        ({"input": [message("x")] * 30_000}, "input", "max_input_items"),
-        ({"input": [{"type": "unheard_of", "x": 1}] * 30_000}, "input", "max_input_items"),
-        ({"input": [message([{"type": "input_text", "text": "x"}] * 100_000)]}, "input[0]", "max_content_parts"),
-        ({"input": "x", "tools": make_tools(60_000)}, "tools", "max_tools"),
+        (lambda: {"input": [message("x")] * 30_000}, "input", "max_input_items"),
+        (lambda: {"input": [{"type": "unheard_of", "x": 1}] * 30_000}, "input", "max_input_items"),
+        (
+            lambda: {"input": [message([{"type": "input_text", "text": "x"}] * 100_000)]},
+            "input[0]",
+            "max_content_parts",
+        ),
+        (lambda: {"input": "x", "tools": make_tools(60_000)}, "tools", "max_tools"),
     ],
+    ids=["items", "unknown items", "content parts", "tools"],
 )
-def test_too_many_elements_are_refused_with_the_setting(server: Victim, fields: Json, param: str, setting: str) -> None:
-    answer = server.ask("POST", "/v1/responses", {"model": "scripted"} | fields)
+def test_too_many_elements_are_refused_with_the_setting(
+    server: Victim, make_fields: Callable[[], Json], param: str, setting: str
+) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted"} | make_fields())
     assert find_error(answer) == (400, param, "array_above_max_length")
     assert f"(setting {setting})" in answer.json["error"]["message"]
 
@@ -97,6 +113,29 @@ def test_parts_with_unknown_fields_do_not_block(server: Victim, is_distinct: boo
     assert answer.status == (400 if is_distinct else 200), answer.body
 
 
+@pytest.mark.parametrize(
+    ("make_fields", "expected"),
+    [
+        (lambda: {"stream_options": {f"x{n}": n for n in range(300_000)}}, (400, "unknown_parameter")),
+        (lambda: {"metadata": {f"x{n}": "" for n in range(300_000)}}, (400, "invalid_value")),
+        (lambda: {"include": ["reasoning.encrypted_content"] * 300_000}, (200, None)),
+        (lambda: {"model": "m" * 10_000_000}, (400, "invalid_value")),
+        (lambda: {"safety_identifier": "x" * 10_000_000}, (400, "invalid_value")),
+        (lambda: {"prompt_cache_key": "x" * 10_000_000}, (200, None)),
+    ],
+    ids=["stream options", "metadata", "include", "model", "safety identifier", "cache key"],
+)
+def test_extreme_values_do_not_block(
+    shared_server: Victim, make_fields: Callable[[], Json], expected: tuple[int, str | None]
+) -> None:
+    shared_server.reset_peak()
+    before = shared_server.rss_mb()
+    answer = respond(shared_server, "hi", **make_fields())
+    assert (answer.status, (answer.json.get("error") or {}).get("code")) == expected
+    assert shared_server.peak_mb() < before + 150
+    assert shared_server.longest_block() < MAX_BLOCK, shared_server.log()
+
+
 def test_sealed_text_with_unknown_keys_does_not_block(server: Victim) -> None:
     blobs = [f"ant1.AAA{number:05d}{'A' * 40}" for number in range(10_000)]
     sealed = [{"type": "reasoning", "summary": [], "encrypted_content": blob} for blob in blobs]
@@ -109,18 +148,18 @@ def test_sealed_text_with_unknown_keys_does_not_block(server: Victim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "status"),
+    ("make_value", "status"),
     [
-        (b"[" + b"1," * 8_000_000 + b"1]", 413),
-        (b"[" + b'"",' * 6_000_000 + b'""]', 413),
-        (b"[" + b"[]," * 6_000_000 + b"[]]", 413),
-        (b"[" + b'{"role":"user","content":"x"},' * 600_000 + b"1]", 413),
-        (b"[" * 400_000 + b"]" * 400_000, 400),
-        (b"[" * 1_000_000 + b"]" * 1_000_000, 413),
-        (b"1" * 1_000_000, 400),
-        (b'"' + b"a,{[" * 4_000_000 + b'"', 200),
-        (b'"' + b"\\n" * 8_000_000 + b'"', 200),
-        (b'"' + "é".encode() * 8_000_000 + b'"', 200),
+        (lambda: b"[" + b"1," * 8_000_000 + b"1]", 413),
+        (lambda: b"[" + b'"",' * 6_000_000 + b'""]', 413),
+        (lambda: b"[" + b"[]," * 6_000_000 + b"[]]", 413),
+        (lambda: b"[" + b'{"role":"user","content":"x"},' * 600_000 + b"1]", 413),
+        (lambda: b"[" * 400_000 + b"]" * 400_000, 400),
+        (lambda: b"[" * 1_000_000 + b"]" * 1_000_000, 413),
+        (lambda: b"1" * 1_000_000, 400),
+        (lambda: b'"' + b"a,{[" * 4_000_000 + b'"', 200),
+        (lambda: b'"' + b"\\n" * 8_000_000 + b'"', 200),
+        (lambda: b'"' + "é".encode() * 8_000_000 + b'"', 200),
     ],
     ids=[
         "numbers",
@@ -135,8 +174,8 @@ def test_sealed_text_with_unknown_keys_does_not_block(server: Victim) -> None:
         "letters",
     ],
 )
-def test_extreme_json_does_not_block(server: Victim, value: bytes, status: int) -> None:
-    body = b'{"model":"scripted","store":false,"input":%b}' % value
+def test_extreme_json_does_not_block(server: Victim, make_value: Callable[[], bytes], status: int) -> None:
+    body = b'{"model":"scripted","store":false,"input":%b}' % make_value()
     answer = server.ask("POST", "/v1/responses", body)
     assert answer.status == status, answer.body[:300]
     if status == 413:

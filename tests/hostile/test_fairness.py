@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import pytest_asyncio
 
 from antiphon.backends.base import Turn
 from antiphon.backends.embedded.backend import EmbeddedBackend
-from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec
 from antiphon.protocol.items import Message
@@ -201,8 +201,8 @@ WINDOW = 1024
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[EmbeddedBackend]:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=WINDOW, slots=2, tool_examples=False)
+async def backend(shallow_weights: Path) -> AsyncIterator[EmbeddedBackend]:
+    backend = EmbeddedBackend(shallow_weights, context=WINDOW, slots=2, tool_examples=False)
     await backend.start()
     yield backend
     await backend.close()
@@ -210,7 +210,7 @@ async def backend() -> AsyncIterator[EmbeddedBackend]:
 
 def make_turn(text: str, project: str = "a", **fields: Any) -> Turn:
     body = {"model": "smollm2-135m", "input": text, "temperature": 0, "max_output_tokens": 1}
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     return Turn(request=request, items=[Message("user", text)], project=project, **fields)
 
 
@@ -243,7 +243,7 @@ async def test_embedded_model_serves_projects_in_turns(backend: EmbeddedBackend)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_long_prompt_is_read_in_slices_between_short_ones(backend: EmbeddedBackend) -> None:
     ended: list[str] = []
-    long = await backend.stream(make_turn("sky blue " * 80))  # the model begins to read it
+    long = await backend.stream(make_turn("sky blue " * 200))  # the model begins to read it
     short = await backend.stream(make_turn("Count.", "b"))
     await asyncio.gather(drain(long, "long", ended), drain(short, "short", ended))
     assert ended == ["short", "long"]

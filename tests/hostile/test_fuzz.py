@@ -1,10 +1,9 @@
 """Generated requests, frames, forms, keys and settings: no 500, no hang, no secret in the log, no growth of memory.
 
-The examples are the same in every run. ANTIPHON_TEST_EXAMPLES is their number for each test.
+The examples are the same in every run. ANTIPHON_TEST_EXAMPLES is their number for each test: see tests/conftest.py.
 """
 
 import json
-import os
 import socket
 import string
 import sys
@@ -18,18 +17,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from antiphon.config import Settings, load
+from antiphon.config.loading import load
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 from support.victim import Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
-EXAMPLES = int(os.environ.get("ANTIPHON_TEST_EXAMPLES", "60"))
 FUZZ = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=EXAMPLES,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

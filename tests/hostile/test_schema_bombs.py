@@ -48,7 +48,7 @@ def _bounded(server: Victim) -> Iterator[None]:
 
 
 def make_body(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": "Hi", "max_output_tokens": 2, **fields}
+    return {"model": MODEL, "input": "Hi", "max_output_tokens": 16, **fields}
 
 
 def make_format(schema: Any) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_bomb_for_an_upstream_model_is_refused_by_its_trial(
 def test_long_input_of_a_custom_tool_is_matched_beside_the_loop(
     victim: Callable[..., Victim], upstream: Callable[..., ThreadedServer]
 ) -> None:
-    arguments = json.dumps({"input": "a" * 300_000})
+    arguments = json.dumps({"input": "a" * 100_000})
     call = {"id": "call_1", "type": "function", "function": {"name": "c", "arguments": arguments}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}

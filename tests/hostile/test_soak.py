@@ -65,7 +65,7 @@ def read_wait(server: Victim) -> float:
 
 
 def ask(server: Victim, model: str) -> str:
-    body = {"model": model, "input": "Hi", "max_output_tokens": 2}
+    body = {"model": model, "input": "Hi", "max_output_tokens": 16}
     response = server.ask("POST", "/v1/responses", body, headers=HONEST)
     return f"{response.status} {response.json.get('status')}"
 

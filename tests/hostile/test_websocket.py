@@ -260,3 +260,22 @@ def test_responses_in_the_memory_of_idle_connections_give_way(server: Victim) ->
                 assert part, received
                 received += part
         assert server.rss_mb() < before + 150
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_id": True}], ids=["one lane", "many lanes"])
+def test_thousand_requests_and_cancels_of_a_client_that_does_not_read_are_bounded(
+    server: Victim, fields: dict[str, bool]
+) -> None:
+    server.reset_peak()
+    before = server.rss_mb()
+    with connect(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for number in range(1000):
+            lane = dict.fromkeys(fields, f"lane_{number}")
+            create = {"type": "response.create", "model": "scripted", "input": "hi"} | lane
+            cancel = {"type": "response.cancel"} | lane
+            flood(client, b"".join(make_frame(TEXT, json.dumps(message).encode()) for message in (create, cancel)))
+        assert server.ask("GET", "/healthz").status == 200
+        assert server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
+    assert server.peak_mb() < before + 40
+    assert server.longest_block() < 0.1

@@ -3,11 +3,13 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.errors import InvalidRequest, MissingParameter
+from antiphon.protocol import codec, validation
 from antiphon.protocol.codec import (
-    DecodedRequest,
+    Decoded,
     decode_event,
     decode_item_arrays,
     decode_items,
@@ -162,6 +164,10 @@ def test_missing_field_raises_missing_parameter() -> None:
 NOT_JSON = [
     (b"", "The body is not valid JSON: Input data was truncated."),
     (b"{", "The body is not valid JSON: Input data was truncated."),
+    (rb'{"input":"a\ud83d"}', r"The body is not valid JSON: a string has half of a surrogate pair, \ud83d."),
+    (rb'{"input":"\\\\\ud83db"}', r"The body is not valid JSON: a string has half of a surrogate pair, \ud83d."),
+    (rb'{"input":"\ud83d\ude00\uDE00"}', r"The body is not valid JSON: a string has half of a surrogate pair, \uDE00."),
+    (rb'{"input":"\ud83d\ude00\\ud83d', "The body is not valid JSON: Input data was truncated."),
     (b'{"input":"hi"}}', "The body is not valid JSON: JSON is malformed: trailing characters (byte 15)."),
     (b'{"input":[' * 100_000, "The body is nested too deeply."),
     (b'{"input":[{"type":"x","y":' + b"[" * 100_000, "The body is nested too deeply."),
@@ -209,7 +215,7 @@ def test_unknown_fields_are_ignored_and_reported() -> None:
         "tools": [{"type": "function", "name": "f"}],
         "reasoning": {"effort": "low"},
     }
-    assert decoded.request == decode_request(json.dumps(plain).encode()).request
+    assert decoded.body == decode_request(json.dumps(plain).encode()).body
     assert sorted(decoded.ignored) == [
         "input[0].content[0].cache_control",
         "input[0].name",
@@ -222,13 +228,13 @@ def test_unknown_fields_are_ignored_and_reported() -> None:
 def test_unknown_field_of_every_message_is_ignored() -> None:
     body = {"input": [{"role": "user", "content": "hi", "name": "bo"} for _ in range(1000)]}
     decoded = decode_request(json.dumps(body).encode())
-    assert decoded == DecodedRequest(
+    assert decoded == Decoded(
         CreateRequest(input=[Message("user", "hi")] * 1000), tuple(f"input[{n}].name" for n in range(1000))
     )
 
 
 def test_too_many_distinct_unknown_fields_are_rejected() -> None:
-    assert decode_request(json.dumps({f"x{n}": n for n in range(32)}).encode()).request == CreateRequest()
+    assert decode_request(json.dumps({f"x{n}": n for n in range(32)}).encode()).body == CreateRequest()
     assert get_error({f"x{n}": n for n in range(33)}) == ("x32", "unknown_parameter", "Unknown parameter: 'x32'.")
 
 
@@ -365,3 +371,22 @@ def test_invalid_array_among_several_raises(body: bytes) -> None:
     for bodies in ([body], [b"[]", body], [body, b"[]"]):
         with pytest.raises(InvalidRequest):
             decode_item_arrays(bodies)
+
+
+def test_object_with_very_many_unknown_fields_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each unknown field takes another pass over the body. So many cannot be removed."""
+    passes = []
+    remove_field = validation.remove_field
+    monkeypatch.setattr(validation, "remove_field", lambda *given: passes.append(given) or remove_field(*given))
+    fields = {f"x{number}": 1 for number in range(200)}
+    with pytest.raises(InvalidRequest) as refused:
+        codec.decode_request(msgspec.json.encode({"model": "m", "input": "hi", "stream_options": fields}))
+    assert (refused.value.code, len(passes)) == ("unknown_parameter", 1)
+    assert str(refused.value.param).startswith("stream_options.x")
+
+
+def test_long_name_of_a_model_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        codec.decode_request(msgspec.json.encode({"model": "m" * 513, "input": "hi"}))
+    assert (refused.value.param, refused.value.code) == ("model", "invalid_value")
+    assert codec.decode_request(msgspec.json.encode({"model": "m" * 512, "input": "hi"})).body.model == "m" * 512

@@ -25,7 +25,8 @@ def test_empty_body_creates_conversation(body: bytes) -> None:
 
 def test_conversation_accepts_any_items_and_reports_unknown_fields() -> None:
     body = b'{"items":[{"role":"user","content":"hi","foo":1},' + STRANGE + b'],"metadata":{"a":"b"},"bar":2}'
-    request, ignored = codec.decode_create_conversation(body)
+    decoded = codec.decode_create_conversation(body)
+    request, ignored = decoded.body, decoded.ignored
     assert request == CreateConversation(items=[Message("user", "hi"), Unknown(STRANGE)], metadata={"a": "b"})
     assert sorted(ignored) == ["bar", "items[0].foo"]
 
@@ -50,7 +51,8 @@ def test_count_request_ignores_parameters_outside_the_prompt() -> None:
         "personality": "friendly",
         "temperature": 1,
     }
-    request, ignored = codec.decode_count(msgspec.json.encode(body))
+    decoded = codec.decode_count(msgspec.json.encode(body))
+    request, ignored = decoded.body, decoded.ignored
     assert request == CountRequest(
         model="m",
         input=[Message("user", "hi")],

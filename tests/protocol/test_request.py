@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
-from antiphon.protocol.codec import DecodedRequest, decode_request, encode
+from antiphon.protocol.codec import Decoded, decode_request, encode
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import (
     ConversationRef,
@@ -43,7 +43,7 @@ from antiphon.protocol.request import (
     ],
 )
 def test_request_is_decoded(raw: bytes, request_: CreateRequest) -> None:
-    assert decode_request(raw) == DecodedRequest(request_)
+    assert decode_request(raw) == Decoded(request_)
 
 
 def optional_fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -75,7 +75,7 @@ def test_null_equals_omitted_optional_field(path: tuple[str, ...]) -> None:
 
 def test_request_with_only_nulls_is_empty() -> None:
     body = dict.fromkeys(CreateRequest.__struct_encode_fields__)
-    assert decode_request(json.dumps(body).encode()) == DecodedRequest(CreateRequest())
+    assert decode_request(json.dumps(body).encode()) == Decoded(CreateRequest())
     assert encode(CreateRequest()) == b"{}"
 
 

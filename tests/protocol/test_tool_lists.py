@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from antiphon.protocol import codec
+from antiphon.protocol.response import Response
 from antiphon.protocol.tool_lists import LIST_BYTES, MAX_BYTES, SharedTools, ToolListCache, derive
-from antiphon.protocol.tools import TOOLS, FunctionTool
+from antiphon.protocol.tools import TOOLS, CustomTool, FunctionTool
 from support import strategies
 
 
@@ -113,3 +114,17 @@ def test_shared_list_is_encoded_and_compared_like_a_list() -> None:
     tools = [FunctionTool("f", parameters={"type": "object"})]
     assert SharedTools(tools) == tools
     assert codec.encode(SharedTools(tools)) == codec.encode(tools)
+
+
+@given(st.lists(strategies.instances(FunctionTool) | strategies.instances(CustomTool), min_size=1, max_size=3))
+def test_response_with_shared_tools_is_encoded_like_any_other(tools: list[Any]) -> None:
+    shared = SharedTools(tools)
+    response = Response(id="resp_1", created_at=0, model="m", tools=shared)
+    expected = codec.encode(Response(id="resp_1", created_at=0, model="m", tools=tools))
+    assert [codec.encode(codec.reuse_tools_json(response)) for _ in range(2)] == [expected] * 2
+    assert response.tools is shared
+
+
+def test_response_without_shared_tools_is_encoded_itself() -> None:
+    response = Response(id="resp_1", created_at=0, model="m", tools=[FunctionTool("f", "")])
+    assert codec.reuse_tools_json(response) is response

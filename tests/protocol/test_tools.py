@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.codec import DecodedRequest, decode_request, encode
+from antiphon.protocol.codec import Decoded, decode_request, encode
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
@@ -26,7 +26,7 @@ NESTED = b'{"type":"function","function":{"name":"f","description":"d","paramete
 NAMESPACE = b'{"type":"namespace","name":"n","description":"d","tools":[%b]}'
 
 
-def decode_tools(raw: bytes) -> DecodedRequest:
+def decode_tools(raw: bytes) -> Decoded[CreateRequest]:
     return decode_request(b'{"tools":[%b]}' % raw)
 
 
@@ -48,12 +48,12 @@ def decode_tools(raw: bytes) -> DecodedRequest:
     ],
 )
 def test_tool_is_decoded_in_every_form(raw: bytes, tool: Any) -> None:
-    assert decode_tools(raw) == DecodedRequest(CreateRequest(tools=[tool]))
-    assert decode_tools(b"%b,%b" % (raw, FLAT)) == DecodedRequest(CreateRequest(tools=[tool, F]))
+    assert decode_tools(raw) == Decoded(CreateRequest(tools=[tool]))
+    assert decode_tools(b"%b,%b" % (raw, FLAT)) == Decoded(CreateRequest(tools=[tool, F]))
 
 
 def test_nested_function_is_encoded_flat() -> None:
-    assert encode(decode_tools(NESTED).request.tools) == b"[%b]" % FLAT
+    assert encode(decode_tools(NESTED).body.tools) == b"[%b]" % FLAT
 
 
 def test_function_tool_is_encoded_with_all_echoed_fields() -> None:
@@ -65,14 +65,14 @@ def test_function_tool_is_encoded_with_all_echoed_fields() -> None:
 
 def test_unknown_fields_of_nested_function_are_ignored_and_reported() -> None:
     decoded = decode_tools(b'{"type":"function","function":{"name":"f","x":1},"cache_control":{}}')
-    assert decoded == DecodedRequest(
+    assert decoded == Decoded(
         CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function.x", "tools[0].cache_control")
     )
 
 
 def test_null_function_field_of_flat_tool_is_ignored() -> None:
     decoded = decode_tools(b'{"type":"function","name":"f","function":null}')
-    assert decoded == DecodedRequest(CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function",))
+    assert decoded == Decoded(CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function",))
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_invalid_nested_function_is_rejected_with_param_path(raw: bytes, param: 
     ],
 )
 def test_tool_choice_is_decoded_in_every_form(raw: bytes, choice: Any) -> None:
-    assert decode_request(b'{"tool_choice":%b}' % raw) == DecodedRequest(CreateRequest(tool_choice=choice))
+    assert decode_request(b'{"tool_choice":%b}' % raw) == Decoded(CreateRequest(tool_choice=choice))
 
 
 def test_tool_choice_is_encoded_in_api_form() -> None:
-    choice = decode_request(b'{"tool_choice":{"type":"tool","function":{"name":"f"}}}').request.tool_choice
+    choice = decode_request(b'{"tool_choice":{"type":"tool","function":{"name":"f"}}}').body.tool_choice
     assert encode(choice) == b'{"type":"function","name":"f"}'
 
 
@@ -156,7 +156,7 @@ def test_hidden_credentials_leave_the_rest_of_a_url(url: str, shown: str) -> Non
     ],
 )
 def test_secrets_in_a_tool_are_hidden(sent: bytes, shown: bytes) -> None:
-    (tool,), (expected,) = (decode_request(b'{"tools":[%b]}' % each).request.tools or () for each in (sent, shown))
+    (tool,), (expected,) = (decode_request(b'{"tools":[%b]}' % each).body.tools or () for each in (sent, shown))
     before = encode(tool)
     assert (has_credentials([tool]), encode(hide_credentials(tool))) == (True, encode(expected))
     assert encode(tool) == before

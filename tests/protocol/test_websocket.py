@@ -49,7 +49,7 @@ def test_messages_are_valid_for_sdk(sent: Any, model: Any) -> None:
 
 def test_steer_message_is_decoded() -> None:
     body = b'{"type":"response.steer","previous_response_id":"resp_1","input":[{"role":"user","content":"hi"}],"a":1}'
-    assert codec.decode_steer(body) == (
+    assert codec.decode_steer(body) == codec.Decoded(
         SteerRequest(type="response.steer", previous_response_id="resp_1", input=[Message("user", "hi")]),
         ("a",),
     )

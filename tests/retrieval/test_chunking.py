@@ -1,6 +1,6 @@
 """Chunks cover the text, overlap as requested, and have windows that fit the model."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.retrieval.chunking import WINDOW_TOKENS, ChunkedText, EstimatingTokenizer
@@ -8,7 +8,6 @@ from antiphon.retrieval.chunking import WINDOW_TOKENS, ChunkedText, EstimatingTo
 WORDS = " ".join(f"word{number}" for number in range(3000))
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.sampled_from(["word", "longerword", "漢字", "!", "\n", " ", "a"]), max_size=600),
     st.integers(100, 400),

@@ -1,14 +1,20 @@
 """The process that reads files: limits, failures and its end when it is idle."""
 
 import asyncio
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.errors import Unavailable
+from antiphon.retrieval import worker
 from antiphon.retrieval.extract import Unreadable
+from antiphon.retrieval.messages import ReaderSetup, ReadJob, ReadProgress
 from antiphon.retrieval.process import FileReader
+from antiphon.worker_frames import read_frame, write_frame
 from support.documents import make_pdf
 
 pytest.importorskip("pypdfium2")
@@ -36,6 +42,8 @@ async def test_one_process_reads_several_files_and_ends_when_idle(path: Path) ->
     assert await read(reader, path, "a.txt", b"Two" * 200_000) == "Two" * 200_000
     with pytest.raises(Unreadable, match="not a valid PDF"):
         await read(reader, path, "a.pdf", b"%PDF broken")
+    with pytest.raises(Unreadable, match=r"cannot be read: No such file or directory\.$"):  # deleted meanwhile
+        await reader.read_text(str(path.with_name("deleted")), "a.txt")
     assert reader._process is process
     ended, end = asyncio.Event(), process.end
 
@@ -47,6 +55,24 @@ async def test_one_process_reads_several_files_and_ends_when_idle(path: Path) ->
     await ended.wait()
     assert process.has_ended
     await reader.close()
+
+
+def test_error_of_a_parser_without_a_number_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job: ReadJob, model: object) -> Iterator[ReadProgress]:
+        raise OSError("broken")
+        yield ReadProgress()
+
+    monkeypatch.setattr(worker, "_limit_memory", lambda megabytes: None)
+    monkeypatch.setattr(worker, "run_job", fail)
+    stdin, stdout = BytesIO(), BytesIO()
+    write_frame(stdin, ReaderSetup(megabytes=100, embed=False))
+    write_frame(stdin, ReadJob("a", "a.txt", 100, 0, 1.0, 100, 100))
+    stdin.seek(0)
+    worker.work(stdin, stdout)
+    stdout.seek(0)
+    read_frame(stdout)  # ready
+    found = msgspec.msgpack.decode(read_frame(stdout) or b"", type=ReadProgress)
+    assert (found.code, found.message) == ("server_error", "The file cannot be read: OSError.")
 
 
 async def test_file_that_takes_too_long_is_unreadable_and_the_next_is_read(path: Path) -> None:

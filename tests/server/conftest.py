@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.server.http import HttpRequest, Message, Scope
 from antiphon.store.base import Store
 from support.live_server import LiveServer, make_settings

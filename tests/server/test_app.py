@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.protocol.response import Response
 from antiphon.server.app import App
@@ -61,13 +61,28 @@ def test_every_route_lists_ignored_query_parameters(server: Any, entry: Any) -> 
     assert answer.headers["x-antiphon-warnings"].split("; ")[0] == "ignored: mood, size"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/v1/responses/", "/v1/chat/completions", "/v1/responses/a/b"])
-def test_unknown_route_is_404(server: Any, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/nowhere", ""),
+        ("/v1", ""),
+        ("/v1/embeddings", ""),
+        ("/v1/responses/a/b", ""),
+        ("/responses", " Did you mean /v1/responses?"),
+        ("/v1/responses/", " Did you mean /v1/responses?"),
+        ("//v1/responses", " Did you mean /v1/responses?"),
+        ("/v1/v1/responses", " Did you mean /v1/responses?"),
+        ("/responses/resp_1/cancel", " Did you mean /v1/responses/resp_1/cancel?"),
+        ("/v1/chat/completions", " This server has the Responses API: POST /v1/responses."),
+        ("/chat/completions", " This server has the Responses API: POST /v1/responses."),
+    ],
+)
+def test_unknown_route_is_404(server: Any, path: str, hint: str) -> None:
     answer = server.ask("POST", path, {})
     assert (answer.status, answer.json["error"]) == (
         404,
         {
-            "message": f"Unknown path: {path}.",
+            "message": f"Unknown path: {path}.{hint}",
             "type": "invalid_request_error",
             "param": None,
             "code": "unknown_url",

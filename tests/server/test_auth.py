@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.errors import HostNotAllowed, InvalidApiKey, OriginNotAllowed
 from antiphon.server.auth import Authenticator
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from support import openresponses
 from support.live_server import LiveServer
 
@@ -58,7 +58,7 @@ def test_items_that_share_an_id_are_all_compacted(running: LiveServer) -> None:
         path = "/v1/responses/compact" if "store" not in body else "/v1/responses"
         made = running.ask("POST", path, {"model": "scripted", **body})
         assert (made.status, made.headers.get("x-antiphon-warnings")) == (200, None)
-        assert get_text(ask(running, [made.json["output"][-1], say("count")])) == "4"
+        assert get_text(ask(running, [*made.json["output"], say("count")])) == "4"
 
 
 def test_compact_returns_the_window_to_continue_with(running: LiveServer) -> None:
@@ -82,6 +82,13 @@ def test_compact_output_works_as_input_without_duplicates(running: LiveServer) -
     whole = int(get_text(ask(running, [*output, say("count")])))
     alone = int(get_text(ask(running, [output[-1], say("count")])))
     assert whole == alone + 1  # the rule is retained for clients only
+
+
+def test_compact_returns_all_user_messages_of_a_short_conversation(running: LiveServer) -> None:
+    sent = [say("one"), {"role": "assistant", "content": "two"}, say("three"), {"role": "assistant", "content": "four"}]
+    *messages, compaction = compact(running, {"model": "scripted", "input": sent}).json["output"]
+    assert [message["content"][0]["text"] for message in messages] == ["one", "three"]
+    assert get_text(ask(running, [*messages, compaction, say("count")])) == "5"
 
 
 def test_compaction_is_not_stored_as_a_response(running: LiveServer) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from antiphon.config import ApiKey
-from antiphon.tool_settings import CodeInterpreterSettings
+from antiphon.config.settings import ApiKey
+from antiphon.config.tools import CodeInterpreterSettings
 from support.live_server import LiveServer, make_settings
 
 Refusal = tuple[int, str | None, str | None]

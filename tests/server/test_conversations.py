@@ -81,6 +81,37 @@ def test_added_items_are_returned_in_order(server: Any) -> None:
     }
 
 
+def test_empty_list_of_items_adds_nothing(server: Any) -> None:
+    """OpenAI's reference has a maximum of items but no minimum, and sessions of agents add empty lists."""
+    conversations = server.client().conversations
+    made = conversations.create(items=[])
+    page = conversations.items.create(made.id, items=[])
+    assert (page.data, page.has_more, list(conversations.items.list(made.id))) == ([], False, [])
+
+
+def test_part_of_another_api_is_refused(server: Any) -> None:
+    items = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}]
+    path = f"/v1/conversations/{begin(server)['id']}/items"
+    for where, body, name in (
+        ("/v1/conversations", {"items": items}, "items"),
+        (path, {"items": items}, "items"),
+        ("/v1/responses", {"model": "scripted", "input": items}, "input"),
+        ("/v1/responses/input_tokens", {"model": "scripted", "input": items}, "input"),
+        ("/v1/responses/compact", {"model": "scripted", "input": items}, "input"),
+    ):
+        answer = server.ask("POST", where, body)
+        assert (answer.status, answer.json["error"]) == (
+            400,
+            {
+                "message": f"Invalid value for '{name}[0].content[0].type': 'image_url' is not allowed here: use a "
+                "part of type 'input_image'.",
+                "type": "invalid_request_error",
+                "param": f"{name}[0].content[0].type",
+                "code": "invalid_value",
+            },
+        )
+
+
 def test_item_is_retrieved_and_deleted_by_id(server: Any) -> None:
     made = begin(server)
     path = f"/v1/conversations/{made['id']}/items"

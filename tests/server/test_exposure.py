@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import Settings, load
+from antiphon.config.loading import load
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 from antiphon.server.exposure import check_exposure
 

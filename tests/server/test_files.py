@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey, FileLimits
+from antiphon.config.limits import FileLimits
+from antiphon.config.settings import ApiKey
 from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.store.files.location import FileLocation
 from support.crashing_server import wait_until

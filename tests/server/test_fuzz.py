@@ -1,5 +1,6 @@
 """Generated requests, valid and invalid by the OpenAPI document, get responses that the document describes."""
 
+import functools
 import importlib.util
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis import Case, GenerationMode
+from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import (
     content_type_conformance,
     not_a_server_error,
@@ -17,30 +18,28 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from antiphon.engine.assembly import make_containers
-from antiphon.engine.engine import Engine
 from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS
-from antiphon.server.openapi import make_openapi_document
-from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
 from support.live_server import TIMEOUT, LiveServer, make_settings
+from support.openapi_document import load_document, make_test_router
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# The same requests in every run.
-SETTINGS = settings(derandomize=True, database=None, max_examples=8, suppress_health_check=list(HealthCheck))
+# The same requests in every run. Generating an invalid request takes up to half a second.
+SETTINGS = settings(derandomize=True, database=None, max_examples=6, suppress_health_check=list(HealthCheck))
+INVALID_SETTINGS = settings(SETTINGS, max_examples=max(2, settings.default.max_examples // 15))
 
-_store = MemoryStore()
-_containers = make_containers(make_settings(), _store)
-_router = make_router(Engine(backends={}, store=_store, containers=_containers), make_settings())
-SCHEMA = schemathesis.openapi.from_dict(make_openapi_document(_router, requires_key=False))
-OPERATIONS = {found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()}
+# The operations by id, from the routes: schemathesis needs a second to read the document, in every test process.
+_described = [
+    entry.operation() if callable(entry.operation) else entry.operation for entry in make_test_router().entries
+]
+OPERATIONS = {operation.id: operation for operation in _described if operation is not None}
 # The client of schemathesis sends files without names, and no WebSocket messages.
 NEVER_ACCEPTED = {"addContainerFile", "addUploadPart", "connectResponses", "createFile"}
 # Vector stores need the packages of an extra.
 HAS_SEARCH = importlib.util.find_spec("onnxruntime") is not None
 # Ids of a file, a vector store and a batch by name, as long as no test has deleted them.
 EXISTING_FILES: dict[str, str] = {}
-REFUSABLE = [name for name, operation in OPERATIONS.items() if list(operation.body) or list(operation.query)]
+REFUSABLE = [name for name, operation in OPERATIONS.items() if operation.body_type or operation.query_type]
 
 
 class OpenStore(MemoryStore):
@@ -189,10 +188,23 @@ def call(case: Case, target: LiveServer) -> int:
     return response.status_code
 
 
+@functools.cache
+def load_operations() -> dict[str, APIOperation]:
+    """Return the operations of the document by id."""
+    schema = schemathesis.openapi.from_dict(load_document(requires_key=False))
+    return {found.ok().definition.raw["operationId"]: found.ok() for found in schema.get_all_operations()}
+
+
+def test_operations_of_the_routes_are_those_of_the_document() -> None:
+    found = load_operations()
+    assert set(OPERATIONS) == set(found)
+    assert [name for name in OPERATIONS if list(found[name].body) or list(found[name].query)] == REFUSABLE
+
+
 @pytest.mark.usefixtures("unchecked_wire")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_valid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
-    cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
+    cases = load_operations()[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
     seen = set()
 
     @SETTINGS
@@ -205,16 +217,17 @@ def test_valid_request_gets_a_documented_response(name: str, target: LiveServer)
         seen.add(call(case, target))
 
     send()
-    is_available = HAS_SEARCH or not OPERATIONS[name].path.startswith("/v1/vector_stores")
+    is_available = HAS_SEARCH or not load_operations()[name].path.startswith("/v1/vector_stores")
     assert 200 in seen or name in NEVER_ACCEPTED or not is_available
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("unchecked_wire")
 @pytest.mark.parametrize("name", REFUSABLE)
 def test_invalid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
-    cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    cases = load_operations()[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
-    @SETTINGS
+    @INVALID_SETTINGS
     @given(cases, st.booleans())
     def send(case: Case, existing: bool) -> None:
         if existing:

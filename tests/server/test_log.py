@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.respond.ids import Mint
 from antiphon.server.log import AccessLine, JsonFormatter, LineHandler, TextFormatter, access, log_line
 from support.live_server import TIMEOUT
@@ -164,7 +164,7 @@ def test_traceback_is_one_json_field_or_lines_of_text() -> None:
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.server.log import configure_logging
 configure_logging(Settings(data_dir=Path("."), store="memory:", log_level=sys.argv[1], log_format=sys.argv[2]))
 logging.getLogger("antiphon.x").info("ours")

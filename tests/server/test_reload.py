@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai import APIError, AuthenticationError, NotFoundError
 
-from antiphon.config import ApiKey, BackendSettings, Settings
+from antiphon.config.changes import SettingChanges
+from antiphon.config.limits import UsageLimits
+from antiphon.config.settings import ApiKey, BackendSettings, Settings
 from antiphon.errors import AntiphonError, ConfigError
-from antiphon.limit_settings import UsageLimits
 from antiphon.server.reload import Reloader, hold_signal
 from antiphon.server.running_servers import ServerFile
-from antiphon.setting_changes import SettingChanges
 from support.live_server import TIMEOUT, LiveServer, make_settings
 
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
@@ -62,6 +63,41 @@ def test_stream_ends_on_the_backend_that_a_reload_has_replaced(serve: Serve) -> 
     assert closed == ["old"]
 
 
+def test_stream_of_a_model_that_a_reload_removes_ends_normally(serve: Serve) -> None:
+    running = serve(GATED, models={"alias": ("scripted",)}, api_keys=(ApiKey("sk-old"),))
+    with running.client("sk-old") as client, client.responses.stream(model="alias", input="wait") as stream:
+        deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
+        assert next(deltas) == "first"
+        change(running, backends={"scripted": make_backend("new")}, models={}, api_keys=(ApiKey("sk-new"),))
+        with pytest.raises(AuthenticationError), running.client("sk-old") as refused:
+            refused.responses.create(model="scripted", input="hi")
+        with pytest.raises(NotFoundError, match="The model 'alias' does not exist"):
+            ask(running, key="sk-new", model="alias")
+        running.do(lambda: running.backend.release("gate"))
+        assert "".join(deltas) == " last"
+        final = stream.get_final_response()
+    with running.client("sk-new") as client:
+        assert client.responses.retrieve(final.id).output_text == "first last"
+
+
+def test_queued_run_of_a_model_that_a_reload_removes_fails(serve: Serve) -> None:
+    settings = {"background_slots": 1, "background_lease_seconds": 0.1}
+    running = serve(GATED, models={"alias": ("scripted",)}, **settings)
+    with running.client() as client:
+        first = client.responses.create(model="alias", input="wait", background=True)
+        running.wait_for(lambda: running.backend.reached("gate"))
+        second = client.responses.create(model="alias", input="wait", background=True)
+        change(running, backends={"scripted": make_backend("new")}, models={})
+        running.do(lambda: running.backend.release("gate"))
+        *_, last = client.responses.retrieve(first.id, stream=True)
+        assert last.type == "response.completed"
+        with pytest.raises(APIError, match="The model 'alias' does not exist"):
+            list(client.responses.retrieve(second.id, stream=True))
+        failed = client.responses.retrieve(second.id)
+    assert failed.error is not None
+    assert (failed.status, failed.error.code) == ("failed", "model_not_found")
+
+
 def test_request_before_a_reload_stays_on_its_backend(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     running = serve({"default": "old"}, limits=UsageLimits(stored_bytes=10**9))
     store = running.engine.admin_store
@@ -92,7 +128,7 @@ async def test_signal_during_the_start_reloads_after_it(tmp_path: Path) -> None:
         reloaded.set()
         return SettingChanges(new, [], [])
 
-    file = ServerFile.create(tmp_path, "http://127.0.0.1:1")
+    file = ServerFile.create(tmp_path / "servers", "http://127.0.0.1:1")
     try:
         with hold_signal():
             signal.pthread_kill(threading.get_ident(), signal.SIGHUP)

@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from antiphon.cli.main import main
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.errors import HostNotAllowed, InvalidApiKey, StoreUnavailable
 from antiphon.server.auth import Authenticator
 from antiphon.server.scopes import ADMIN, INFERENCE, READ
@@ -295,6 +295,29 @@ def test_running_stream_ends_normally_after_its_key_is_revoked(
     assert ask(server, created["key"]).status == 401
     server.do(lambda: server.backend.release("gate"))
     assert [event.type for event in events][-1] == "response.completed"
+
+
+@pytest.mark.parametrize("command", ["revoke", "rotate"])
+def test_background_run_completes_after_its_key_is_gone(
+    create: Callable[..., dict[str, Any]],
+    serve: Callable[..., LiveServer],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setattr("antiphon.server.auth.CHECK_SECONDS", 0)
+    created, other = create(), create()
+    script = {"rules": [{"user": "slowly", "answers": [[{"wait": "gate"}, {"text": "Done."}]]}]}
+    server = serve(script, store=locate_store(url))
+    queued = server.client(created["key"]).responses.create(model="scripted", input="slowly", background=True)
+    follower = iter(server.client(created["key"]).responses.retrieve(queued.id, stream=True))
+    assert next(follower).type == "response.created"
+    server.wait_for(lambda: server.backend.reached("gate"))
+    assert main(["keys", command, created["id"], "--store", url]) == 0
+    assert ask(server, created["key"], path=f"/v1/responses/{queued.id}").status == 401
+    server.do(lambda: server.backend.release("gate"))
+    assert [event.type for event in follower][-1] == "response.completed"
+    assert server.client(other["key"]).responses.retrieve(queued.id).output_text == "Done."
 
 
 def test_last_use_of_a_key_is_listed(

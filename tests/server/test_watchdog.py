@@ -35,7 +35,9 @@ def wait_in_a_system_call(seconds: float) -> None:
 
 
 def add_numbers() -> None:
+    """Hold the interpreter lock in one call of C code, then stay on the stack until a late watchdog has run."""
     sum(range(20_000_000))
+    spin_for(0.3)
 
 
 async def run_watched(work: Callable[[], None]) -> None:
@@ -76,7 +78,6 @@ def test_blocking_call_is_logged_without_cpu_time(caplog: pytest.LogCaptureFixtu
 
 
 def test_call_that_holds_the_interpreter_lock_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    # One call of C code: no other thread runs before it returns.
     asyncio.run(run_watched(add_numbers))
     *_, (wall, cpu, _) = figures(caplog)
     assert wall >= cpu >= 50

@@ -1,12 +1,13 @@
 """Clients that stop reading."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from antiphon.server.write_timeout import WriteStall, WriteTimeout
+from antiphon.server.write_timeout import WriteStall, WriteTimeout, count_unacknowledged
 from support.live_server import LiveServer
 from support.websocket_client import WebSocketClient
 
@@ -87,3 +88,22 @@ def test_progress_counts_while_more_is_written() -> None:
     """The server fills the buffer again as soon as there is room, so its size alone does not show progress."""
     assert not check((0, 900, 900), (4, 940, 900), (8, 980, 900))
     assert check((0, 900, 900), (4, 910, 900), (8, 920, 900))
+
+
+async def test_closed_connection_has_no_unacknowledged_bytes() -> None:
+    loop = asyncio.get_running_loop()
+    closed = loop.create_future()
+
+    class Client(asyncio.Protocol):
+        def connection_lost(self, error: Exception | None) -> None:
+            closed.set_result(None)
+
+    local, remote = socket.socketpair()
+    with remote:
+        transport, _ = await loop.create_unix_connection(Client, sock=local)
+        transport.write(b"x")
+        assert count_unacknowledged(transport) > 0
+        transport.abort()
+        await closed
+        await asyncio.sleep(0)  # the socket is closed after this call
+        assert count_unacknowledged(transport) == 0

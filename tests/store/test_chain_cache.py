@@ -116,10 +116,8 @@ ITEMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ITEMS)
-def test_counted_size_is_near_the_memory_in_use(name: str) -> None:
-    raw = msgspec.json.encode([ITEMS[name]] * 50)
-    decode_items(raw)  # fills the caches of the decoder
+def measure_decoding(raw: bytes) -> int:
+    """Return the memory in use after decoding items, less that before."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -128,5 +126,15 @@ def test_counted_size_is_near_the_memory_in_use(name: str) -> None:
         used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
+    assert items
+    return used
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_counted_size_is_near_the_memory_in_use(name: str) -> None:
+    raw = msgspec.json.encode([ITEMS[name]] * 50)
+    items = tuple(decode_items(raw))  # fills the caches of the decoder
+    # Threads of other tests may allocate memory at the same time, so the smallest of several figures is right.
+    used = min(measure_decoding(raw) for _ in range(5))
     # The decoder shares short keys of dictionaries, which are counted each time.
     assert 0.3 < used / measure_items(items) < 1.15

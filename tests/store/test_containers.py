@@ -95,6 +95,28 @@ async def test_expired_container_keeps_its_row_until_it_is_old(store: ContainerS
     assert await store.load_container("q", "cntr_2") is not None
 
 
+async def test_run_is_interrupted_if_its_lease_is_over_for_long(store: ContainerStore, clock: Clock) -> None:
+    await store.create_container("p", make_row(), limits=LIMITS)
+    assert await store.list_interrupted_runs(seconds=0, limit=10) == []
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    clock.time = START + 29
+    assert await store.list_interrupted_runs(seconds=20, limit=10) == []
+    clock.time = START + 30
+    assert await store.list_interrupted_runs(seconds=20, limit=10) == [("p", "cntr_1")]
+    assert await store.hold_container("p", "cntr_1", "two", lease=10)
+    assert await store.finish_run("p", "cntr_1", "two", interpreter=None, saved=[], deleted=[])
+    assert await store.list_interrupted_runs(seconds=0, limit=10) == []
+
+
+async def test_interrupted_run_of_a_deleted_container_is_not_listed(store: ContainerStore, clock: Clock) -> None:
+    await store.create_container("p", make_row(), limits=LIMITS)
+    assert await store.hold_container("p", "cntr_1", "one", lease=10)
+    clock.time = START + 90
+    await store.purge_container("p", "cntr_1")
+    assert await store.delete_purged_containers(START + 1) == 1
+    assert await store.list_interrupted_runs(seconds=20, limit=10) == []
+
+
 async def test_container_does_not_expire_while_code_runs(store: ContainerStore, clock: Clock) -> None:
     await store.create_container("p", make_row(), limits=LIMITS)
     clock.time = START + 55
@@ -138,12 +160,6 @@ async def test_deleting_a_container_deletes_its_files(store: ContainerStore) -> 
     assert await store.delete_container("p", "cntr_1") is True
     assert await store.delete_container("p", "cntr_1") is False
     assert await store.sum_container_bytes("p") == 0
-
-
-async def test_interpreter_is_recorded(store: ContainerStore) -> None:
-    await store.create_container("p", make_row(), limits=LIMITS)
-    await store.set_interpreter("p", "cntr_1", "abc")
-    assert await store.load_container("p", "cntr_1") == make_row(interpreter="abc")
 
 
 async def test_limits_of_files_do_not_count_the_replaced_one(store: ContainerStore) -> None:

@@ -7,9 +7,11 @@ from typing import Protocol
 import pytest
 
 from antiphon.errors import InvalidRequest, ServerError
+from antiphon.protocol.codec import encode
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.unions import Unknown
+from antiphon.store import record
 from antiphon.store.base import ItemRows, Order, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
@@ -163,6 +165,21 @@ async def test_items_with_taken_ids_are_appended_under_new_ids(store: Store, mak
     ]
 
 
+async def test_items_with_unusual_ids_are_found_by_them(store: Store) -> None:
+    ids = ["msg", "msg\x00", "msg\x000", "msg\x01", "msg\x010", "msg\U0001f642", "m" * 2000, "m" * 1999 + "n"]
+    items: list[Item | Unknown] = [Message("user", str(number), item_id) for number, item_id in enumerate(ids)]
+    await store.create_conversation("p", CONVERSATION, items[:2])
+    assert await store.append_items("p", "conv_1", items[2:]) is True
+    # Items that the conversation has are skipped, so each of them was found.
+    assert await store.append_items("p", "conv_1", items, answer=[Message("assistant", "!", "msg\x00")]) is True
+    answer = Message("assistant", "!", "msg\x00_2")
+    assert await store.load_conversation_items("p", "conv_1") == [*items, answer]
+    expected = dict(zip(ids, items, strict=True))
+    assert await store.load_items("p", ids) == expected
+    assert {item_id: await store.find_item("p", item_id) for item_id in ids} == expected
+    assert {item_id: await store.load_item("p", "conv_1", item_id) for item_id in ids} == expected
+
+
 async def test_items_without_an_id_are_stored(store: Store, make_stored: MakeStored) -> None:
     items = make_stored("resp_1").input * 2
     await store.create_conversation("p", CONVERSATION, items)
@@ -205,6 +222,41 @@ async def test_pages_add_up_to_the_whole_list(store: Store, make_items: MakeItem
         pages.append(page)
     starts = range(0, 7, limit)
     assert pages == [ItemRows(items=expected[start : start + limit], has_more=start + limit < 7) for start in starts]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_page_of_large_items_is_shorter(
+    store: Store, make_items: MakeItems, monkeypatch: pytest.MonkeyPatch, order: Order
+) -> None:
+    ids = ["msg_1", "msg_2", "msg_3", "msg_4"]
+    await store.create_conversation("p", CONVERSATION, make_items(*ids))
+    size = len(encode(make_items("msg_1")[0]))
+    sorted_ids = ids if order == "asc" else ids[::-1]
+
+    lengths = {}
+    for maximum in (1, 2 * size, 2 * size + 1, 4 * size - 1, 4 * size):
+        monkeypatch.setattr(record, "PAGE_BYTES", maximum)
+        page = await store.list_items("p", "conv_1", after=None, limit=100, order=order)
+        assert page is not None
+        lengths[maximum] = len(page.items)
+        assert page == ItemRows(items=make_items(*sorted_ids[: len(page.items)]), has_more=len(page.items) < 4)
+    assert list(lengths.values()) == [1, 2, 2, 3, 4]
+
+
+async def test_large_items_are_listed_and_retrieved_whole(store: Store) -> None:
+    items: list[Item | Unknown] = [Message("user", f"{number}" * 150_000, f"msg_{number}") for number in range(4)]
+    await store.create_conversation("p", CONVERSATION, items)
+    page = await store.list_items("p", "conv_1", after=None, limit=3, order="asc")
+    assert page == ItemRows(items=items[:3], has_more=True)
+    page = await store.list_items("p", "conv_1", after="msg_0", limit=3, order="asc")
+    assert page == ItemRows(items=items[1:], has_more=False)
+    await store.append_items("p", "conv_1", [large := Message("user", "x" * 300_000, "msg_large")])
+    assert await store.list_items("p", "conv_1", after="msg_3", limit=1, order="asc") == ItemRows(
+        items=[large], has_more=False
+    )
+    assert await store.load_item("p", "conv_1", "msg_large") == large
+    assert await store.load_item("p", "conv_1", "msg_2") == items[2]
+    assert await store.load_item("q", "conv_1", "msg_large") is None
 
 
 async def test_page_after_the_last_item_is_empty(store: Store, make_items: MakeItems) -> None:

@@ -142,7 +142,6 @@ async def run_calls(url: str, sequence: list[Call]) -> list[tuple[str, object]]:
     return results
 
 
-@settings(max_examples=60)
 @given(st.lists(calls, min_size=1, max_size=40))
 def test_every_store_returns_the_same_results(sequence: list[Call]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -42,6 +42,12 @@ def test_postgresql_url_gives_a_postgresql_store(scheme: str) -> None:
         ("", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://.* or memory:"),
         ("store.db", "must be a URL: sqlite:///relative/path.db, .*, postgresql://user:password@host/name or memory:"),
         ("postgresql://me:secret@[host/db", "URL of the PostgreSQL store is invalid"),
+        ("postgresql://me:a/secret@host/db", "write %2F for '/', %3F for '\\?' and %40 for '@'"),
+        ("postgresql://me:a?secret@host/db", "write %2F for '/'"),
+        ("postgresql://me:a@secret@host/db", "write %2F for '/'"),
+        ("postgresql://secret:x/db", "write %2F for '/'"),
+        ("postgres:/me:secret@host/db", "must begin with postgresql://"),
+        ("postgresql:me:secret@host/db", "must begin with postgresql://"),
         ("postgresql://me:secret@host/db#x", "must not contain '#'"),
         ("redis://:secret@host", "no 'redis' store. Use sqlite:///relative/path.db, .* or memory:"),
         ("memory:x", "with nothing after the colon"),
@@ -56,7 +62,7 @@ def test_postgresql_url_gives_a_postgresql_store(scheme: str) -> None:
     ],
 )
 def test_unsupported_url_error_names_the_allowed_forms(url: str, message: str) -> None:
-    if url.startswith("postgresql"):
+    if url.startswith("postgres"):
         pytest.importorskip("asyncpg")
     with pytest.raises(ConfigError, match=message) as refusal:
         locate_store(url)

@@ -3,7 +3,8 @@
 import pytest
 
 from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion, Store, StoredPrompt
+from antiphon.store.base import Store
+from antiphon.store.prompts import PromptVersion, StoredPrompt
 
 
 async def test_prompt_version_is_loaded_by_name_or_else_the_newest(store: Store) -> None:

@@ -1,24 +1,26 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import ServerError
+from antiphon.offload import LARGE_BYTES
+from antiphon.protocol import codec
+from antiphon.protocol.items import Message
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
-from antiphon.store import record
 from antiphon.store.base import StoredResponse
+from antiphon.store.encoded_response import EncodedResponse
 from antiphon.store.record import (
     LinkRecord,
     build_chain,
-    pack_events,
     pack_response,
     unpack_conversation,
-    unpack_events,
     unpack_items,
     unpack_response,
 )
+from support import strategies
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -37,7 +39,6 @@ unknown_items = st.builds(
 )
 
 
-@settings(max_examples=50)
 @given(st.lists(unknown_items, max_size=4), st.lists(unknown_items, max_size=4))
 def test_record_contains_unknown_items_byte_for_byte(input_items: list[Unknown], output_items: list[Unknown]) -> None:
     stored = StoredResponse(
@@ -63,32 +64,47 @@ def test_damaged_record_raises_a_server_error(damage: bytes) -> None:
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
             unpack_response("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", damage, body)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", damage, body, 9)}.get)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", b"[]", damage)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", b"[]", damage, 9)}.get)
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_items("conv_1", [damage + b"{"])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_conversation("conv_1", 1, damage)
 
 
-@given(st.lists(json_values, min_size=1, max_size=8), st.integers(0, 3), st.integers(-2, 12))
-def test_batch_is_unpacked_from_any_number(values: list[object], first: int, after: int) -> None:
-    payloads = [json.dumps(value).encode() for value in values]
-    (batch,) = pack_events(first, payloads)
-    numbered = list(enumerate(payloads, start=first))
-    assert list(unpack_events(batch.last, batch.lines, after)) == [event for event in numbered if event[0] > after]
+@given(strategies.instances(Response))
+def test_parts_of_a_record_are_the_json_of_the_response(response: Response) -> None:
+    stored = StoredResponse(response=response, input=[], encoded=EncodedResponse())
+    pack_response(stored)
+    assert stored.encoded is not None
+    is_simple = response.error is None and not isinstance(response.instructions, list)
+    assert stored.encoded.join(response) == (codec.encode(response) if is_simple else None)
 
 
-@given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 3), st.integers(1, 60))
-def test_batches_of_events_have_a_limited_size(sizes: list[int], first: int, limit: int) -> None:
-    payloads = [b"x" * size for size in sizes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "BATCH_BYTES", limit)
-        batches = pack_events(first, payloads)
-    assert [batch.first for batch in batches] == [
-        first + sum(batch.last - batch.first + 1 for batch in batches[:index]) for index, batch in enumerate(batches)
-    ]
-    unpacked = [event for batch in batches for event in unpack_events(batch.last, batch.lines, -1)]
-    assert unpacked == list(enumerate(payloads, start=first))
-    assert all(len(batch.lines.replace(b"\n", b"")) <= limit or batch.first == batch.last for batch in batches)
+def test_text_like_an_empty_output_is_not_replaced() -> None:
+    text = '{"output":[]}'
+    response = Response(
+        id="resp_1",
+        created_at=1,
+        model=text,
+        instructions=text,
+        metadata={"output": "[]"},
+        output=[Message("user", text)],
+    )
+    stored = StoredResponse(response=response, input=[], encoded=EncodedResponse())
+    pack_response(stored)
+    assert stored.encoded is not None
+    assert stored.encoded.join(response) == codec.encode(response)
+
+
+def test_large_response_is_not_joined() -> None:
+    response = Response(id="resp_1", created_at=1, model="m", output=[Message("user", "x" * LARGE_BYTES)])
+    stored = StoredResponse(response=response, input=[], encoded=EncodedResponse())
+    pack_response(stored)
+    assert stored.encoded is not None
+    assert stored.encoded.join(response) is None
+
+
+def test_response_that_was_not_encoded_is_not_joined() -> None:
+    assert EncodedResponse().join(Response(id="resp_1", created_at=1, model="m")) is None

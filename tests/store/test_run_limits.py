@@ -157,6 +157,30 @@ async def test_released_run_is_found_behind_many_that_may_not_start(store: Store
     assert await claim("us", 1, starts_per_minute=1) == ["b1"]
 
 
+async def test_delayed_run_waits_but_not_others_of_its_project(store: Store, queue: Queue, claim: Claim) -> None:
+    await queue("aab")
+    assert await claim("us", 0, limit=1) == ["a1"]
+    await store.return_run("us", "a", "resp_a1", free_since=5)
+    assert await claim("us", 4.9, limit=1) == ["a2"]
+    assert await claim("us", 4.9, limit=2) == ["b1"]
+    assert await claim("us", 5, limit=2) == ["a1"]
+
+
+async def test_delay_longer_than_a_minute_is_a_clock_set_back(store: Store, queue: Queue, claim: Claim) -> None:
+    await queue("a")
+    assert await claim("us", 100, limit=1) == ["a1"]
+    await store.return_run("us", "a", "resp_a1", free_since=100)
+    assert await claim("us", 0, limit=1) == ["a1"]
+
+
+async def test_cancelled_run_is_claimed_in_spite_of_its_delay(store: Store, queue: Queue, claim: Claim) -> None:
+    await queue("a")
+    assert await claim("us", 0, limit=1) == ["a1"]
+    await store.return_run("us", "a", "resp_a1", free_since=5)
+    await store.request_cancel("a", "resp_a1")
+    assert await claim("us", 0, limit=1) == ["a1"]
+
+
 async def test_clock_set_back_blocks_starts_for_a_minute_at_most(queue: Queue, claim: Claim) -> None:
     await queue("aa")
     assert await claim("us", 3600, starts_per_minute=1) == ["a1"]

@@ -1,10 +1,13 @@
 """Items and events that are forwarded from an upstream."""
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.protocol import events, items
+from antiphon.protocol.hosted import CodeInterpreterCall, McpCall
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import IllegalDelta
@@ -56,6 +59,33 @@ def test_item_event_without_key_gets_id_of_open_message() -> None:
 )
 def test_unclosed_passthrough_item_is_incomplete(item: Any, left: Any) -> None:
     assert compose_response(d.OpenItem(0, item, "ws"), d.Finish("length")).output == [left]
+
+
+@pytest.mark.parametrize(
+    ("opened", "event", "left"),
+    [
+        (
+            McpCall("", "", "add", "s", status="in_progress"),
+            "mcp_call_arguments",
+            McpCall("mcp_1", '{"a": 1', "add", "s", status="incomplete"),
+        ),
+        (
+            CodeInterpreterCall("", "cntr_1", "in_progress", ""),
+            "code_interpreter_call_code",
+            CodeInterpreterCall("mcp_1", "cntr_1", "incomplete", '{"a": 1'),
+        ),
+    ],
+)
+def test_item_that_is_cut_off_has_what_its_events_wrote(opened: Any, event: str, left: Any) -> None:
+    pieces = [
+        Unknown(json.dumps({"type": f"response.{event}.delta", "delta": each}).encode()) for each in ('{"a"', ": 1")
+    ]
+    deltas = [d.OpenItem(0, opened, "mcp"), *(d.ItemPassthrough(each, 0) for each in pieces)]
+    assert compose_response(*deltas, d.Finish("cancelled")).output == [left]
+    finished = msgspec.structs.replace(left, id="", status="completed")
+    assert compose_response(*deltas, d.CloseItem(0, finished), d.Finish()).output == [
+        msgspec.structs.replace(left, status="completed")
+    ]
 
 
 def test_reused_item_key_is_illegal() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,24 @@ from hypothesis import strategies as st
 from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.content import LogProb, TopLogProb
-from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
+from antiphon.protocol.events import (
+    Completed,
+    Created,
+    Error,
+    ErrorPayload,
+    Event,
+    Failed,
+    Incomplete,
+    InProgress,
+    Lifecycle,
+    OutputItemDone,
+    OutputTextDelta,
+    Queued,
+    RefusalDelta,
+)
+from antiphon.protocol.response import Response
+from antiphon.protocol.tool_lists import SharedTools
+from antiphon.protocol.tools import FunctionTool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import (
     _TEXT_EVENT_PREFIXES,
@@ -22,6 +40,7 @@ from antiphon.stream.sse import (
     SurrogateRepairer,
     encode_batch,
     encode_event,
+    encode_start,
 )
 
 
@@ -103,6 +122,16 @@ class TestEncoding:
     def test_batch_is_concatenation_of_events(self, events: list[Event | Unknown]) -> None:
         assert encode_batch(events) == b"".join(encode_event(event) for event in events)
 
+    @given(st.lists(EVENTS, min_size=1, max_size=3))
+    def test_start_is_encoded_like_any_batch(self, events: list[Event | Unknown]) -> None:
+        assert encode_start(events) == encode_batch(events)
+
+    @pytest.mark.parametrize("tools", [[], [Unknown(b'{"type":\n"vendor"}')], SharedTools([FunctionTool("f")])])
+    def test_start_of_one_response_is_encoded_like_any_batch(self, tools: Any) -> None:
+        response = Response(id="r", created_at=0, model="m", instructions="a\nb", tools=tools)
+        for events in ([Created(0, response)], [Created(0, response), Queued(1, response), InProgress(2, response)]):
+            assert encode_start(events) == encode_batch(events)
+
     @pytest.mark.parametrize("kind", _TEXT_EVENT_PREFIXES)
     def test_text_events_have_no_nested_json(self, kind: type[Event]) -> None:
         """A batch is encoded without a search for line ends in these events. Only an `Unknown` can contain them."""
@@ -150,6 +179,13 @@ RECORDS = st.sampled_from(
         b"data: a\n",
         b"data: \xef\xbb\xbf\n\n",
         b"event: e\ndata: x\n\n",
+        b"event: \ndata: x\n\n",
+        b"event:  e\ndata:  x\n\n",
+        b"event: \xff\ndata: x\n\n",
+        b"event: e\ndata: \n\n",
+        b"event: e\ndata: a\ndata: b\n\n",
+        b"event: e\nid: 5\ndata: x\n\n",
+        b"event: e\n\n",
         b"event: e\n",
         b": data: x\n\n",
         b"data: x\r\n\r\n",
@@ -300,3 +336,14 @@ def test_split_surrogate_pair_is_joined(messages: list[bytes], repaired: list[by
 def test_message_without_surrogates_is_returned_unchanged() -> None:
     message = b'{"text": "\xf0\x9f\x98\x80 \\u0041"}'
     assert SurrogateRepairer().repair(message) is message
+
+
+@pytest.mark.parametrize("kind", [Created, Queued, InProgress, Completed, Failed, Incomplete])
+def test_event_with_shared_tools_is_encoded_like_any_other(kind: type[Lifecycle]) -> None:
+    tools = [FunctionTool("f", "Add.", parameters={"type": "object"})]
+    plain = kind(7, Response(id="resp_1", created_at=0, model="m", tools=tools))
+    shared = kind(7, Response(id="resp_1", created_at=0, model="m", tools=SharedTools(tools)))
+    before = shared.response
+    assert [encode_event(shared) for _ in range(2)] == [encode_event(plain)] * 2
+    assert shared.response is before
+    assert type(before.tools) is SharedTools

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.stream.sse import SseDecoder
 from support.live_server import HttpResponse, LiveServer, make_settings
 

@@ -57,7 +57,7 @@ class Attacker:
     def send_schema_bombs(self) -> None:
         for schema in BOMBS:
             form = {"type": "json_schema", "name": "x", "schema": schema}
-            self.ask({"model": MODEL, "input": "Hi", "max_output_tokens": 1, "text": {"format": form}})
+            self.ask({"model": MODEL, "input": "Hi", "max_output_tokens": 16, "text": {"format": form}})
 
     def send_large_inputs(self) -> None:
         parts = [{"type": "input_text", "text": "x", "unknown": number} for number in range(20_000)]
@@ -87,7 +87,7 @@ class Attacker:
                 client.sendall(PING * 5_000)
 
     def fill_the_queue(self) -> None:
-        body = json.dumps({"model": MODEL, "input": "word " * 5_000, "max_output_tokens": 4}).encode()
+        body = json.dumps({"model": MODEL, "input": "word " * 5_000, "max_output_tokens": 16}).encode()
         head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for _ in range(30):

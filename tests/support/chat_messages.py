@@ -19,7 +19,7 @@ def make_turn(items: Any = "hi", **fields: Any) -> Turn:
     """Return the turn that the engine makes of a request."""
     if isinstance(items, str):
         items = [say("user", items)]
-    request = codec.decode_request(json.dumps({"model": "m", "input": items} | fields).encode()).request
+    request = codec.decode_request(json.dumps({"model": "m", "input": items} | fields).encode()).body
     assert isinstance(request.input, list)
     return Turn(request=request, items=request.input)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.store.base import Store
-from antiphon.tool_settings import CodeInterpreterSettings
 from antiphon.tools.hosted.code_interpreter.prepare import is_prepared
 from antiphon.tools.hosted.code_interpreter.tool import HostedCodeInterpreter
 from antiphon.tools.hosted.registry import HostedTools

@@ -4,14 +4,13 @@ import contextlib
 import http.client
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from support.forked_command import ForkedCommand
 from support.loop_blocks import assert_no_block
 
 TIMEOUT = 60
@@ -33,15 +32,8 @@ class KillableServer:
         self._store = store or f"sqlite:///{folder}/store.db"
         self._path.with_suffix(".json").write_text(json.dumps(script))
         self.configure(**settings)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "antiphon", "serve", "--config", str(self._path), "--port", "0"],
-            cwd=folder,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
+        arguments = ["serve", "--config", str(self._path), "--port", "0"]
+        self._process = ForkedCommand(arguments, cwd=folder, env=env)
         self.address = self._process.stdout.readline().strip().rpartition("http://")[2]
         assert self.address, self._process.communicate()[1]
 
@@ -54,7 +46,6 @@ class KillableServer:
 
     def wait_for_log(self, words: str) -> str:
         """Read the log up to a line with these words and return it."""
-        assert self._process.stderr is not None
         return next(line for line in self._process.stderr if words in line)
 
     @property
@@ -63,9 +54,13 @@ class KillableServer:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> str:
         """Stop the server with a signal, which must succeed, and return the log."""
+        return self.end(number, status=0)
+
+    def end(self, number: signal.Signals, *, status: int) -> str:
+        """Send a signal that ends the server with this exit status, and return the log."""
         self._process.send_signal(number)
         _, errors = self._process.communicate(timeout=TIMEOUT)
-        assert self._process.returncode == 0, errors
+        assert self._process.returncode == status, errors
         assert "Traceback" not in errors, errors
         return errors
 
@@ -158,9 +153,9 @@ def read_events(response: http.client.HTTPResponse) -> Iterator[bytes]:
             yield line.removeprefix(b"data: ").rstrip(b"\n")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = TIMEOUT) -> None:
     """Poll until the condition is true. Use it only if there is no event to wait for."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -45,7 +45,7 @@ class EngineHarness:
 
     async def ask(self, input_items: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
         body = codec.encode({"model": "scripted", "input": input_items} | fields)
-        return await self.engine.create(codec.decode_request(body).request, project=project)
+        return await self.engine.create(codec.decode_request(body).body, project=project)
 
     async def answer(self, input_items: Any = "hi", *, project: str = "default", **fields: Any) -> Response:
         """Return the final response, after checking its whole stream."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
@@ -54,7 +54,7 @@ def make_context(
 ) -> HostedContext:
     """Return the context of a request with these tools. `items` are its context before the input."""
     fields = {"model": "m", "input": [], "tools": list(tools)} | request
-    decoded = codec.decode_request(msgspec.json.encode(fields)).request
+    decoded = codec.decode_request(msgspec.json.encode(fields)).body
     sent = decoded.input if isinstance(decoded.input, list) else []
     return HostedContext(
         project="p",

@@ -1,13 +1,14 @@
 """A process that interrupts agent runs at one point, and resumes them: `python interrupted_agents.py`.
 
-It imports everything once and forks for each attempt. It reads the cells of a matrix from its input, as JSON lines:
+It imports everything once and forks for each attempt that is interrupted. It reads the cells of a matrix from its
+input, as JSON lines:
 
     {"folder": "...", "structure": "direct", "policy": "ask", "way": "kill", "point": "after intent"}
 
-For each it runs an attempt that is interrupted, and one that resumes the run. Each effect of the tool is a line in the
-file `effects`. The answer is a line with the number of effects of the first attempt and the outcome of the second. The
-tool is one of the agent, of a subagent, of an agent to which the run is handed over, or of an MCP server in another
-process.
+For each it runs an attempt in a child process, which is interrupted, and then resumes the run itself. Each effect of
+the tool is a line in the file `effects`. The answer is a line with the number of effects of the first attempt and the
+outcome of the second. The tool is one of the agent, of a subagent, of an agent to which the run is handed over, or of
+an MCP server in another process.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -57,25 +59,20 @@ class WatchedLedger(SqliteLedger):
             await interrupt()
 
 
-@contextlib.asynccontextmanager
-async def open_agent(cell: dict[str, str], interrupt: Interrupt | None) -> AsyncIterator[Agent]:
-    if cell["structure"] == "mcp":
-        async with open_mcp_agent(cell, interrupt) as agent:
-            yield agent
-        return
-    act = make_act(cell, interrupt)
+def make_agent(cell: dict[str, str], interrupt: Interrupt | None, server: McpServer | None) -> Agent:
+    act = make_act(cell, interrupt) if server is None else make_mcp_act(cell, interrupt, server)
     worker = Agent(model="m", transport=Script(make_calls(1)), tools=[act])
     match cell["structure"]:
-        case "direct":
-            yield worker
         case "subagent":
             ask = {"type": "function_call", "call_id": "call_e", "name": "expert", "arguments": '{"input":"Act."}'}
-            yield Agent(model="m", transport=Script([ask]), tools=[worker.as_tool("expert", "Acts.")])
+            return Agent(model="m", transport=Script([ask]), tools=[worker.as_tool("expert", "Acts.")])
         case "handoff":
             transfer = {"type": "function_call", "call_id": "call_t", "name": "transfer_to_worker", "arguments": "{}"}
             script = Script([transfer, *make_calls(1)], at_once=1)
             second = Agent(model="m", name="worker", transport=script, tools=[act])
-            yield Agent(model="m", name="triage", transport=Script([transfer]), handoffs=[second])
+            return Agent(model="m", name="triage", transport=Script([transfer]), handoffs=[second])
+        case _:
+            return worker
 
 
 def find_policy(cell: dict[str, str]) -> Any:
@@ -83,25 +80,29 @@ def find_policy(cell: dict[str, str]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def open_mcp_agent(cell: dict[str, str], interrupt: Interrupt | None) -> AsyncIterator[Agent]:
+async def connect(url: str | None) -> AsyncIterator[McpServer | None]:
+    if url is None:
+        yield None
+    else:
+        async with McpServer.http(url) as server:
+            yield server
+
+
+def make_mcp_act(cell: dict[str, str], interrupt: Interrupt | None, server: McpServer) -> Tool:
+    (act,) = server.tools
+
+    async def invoke(arguments: str, context: ToolContext) -> ToolResult:
+        result = await act.invoke(arguments, context)
+        if interrupt is not None and cell["point"] == "after effect":
+            await interrupt()
+        return result
+
     approval = cell["policy"] == "approval"
-    headers = {"x-folder": cell["folder"]}
-    async with McpServer.http(
-        cell["url"], headers=headers, on_interrupt=find_policy(cell), needs_approval=approval
-    ) as server:
-        (act,) = server.tools
-
-        async def invoke(arguments: str, context: ToolContext) -> ToolResult:
-            result = await act.invoke(arguments, context)
-            if interrupt is not None and cell["point"] == "after effect":
-                await interrupt()
-            return result
-
-        script = Script(make_calls(1))
-        yield Agent(model="m", transport=script, tools=[structs.replace(act, invoke=invoke)])
+    return structs.replace(act, invoke=invoke, on_interrupt=find_policy(cell), needs_approval=approval)
 
 
-def serve_mcp(port: int) -> None:
+def serve_mcp(port: int, current: Path) -> None:
+    """Serve a tool that has its effect in the folder that the file `current` names."""
     from mcp.server.mcpserver import Context, MCPServer
 
     server = MCPServer("effects", log_level="CRITICAL")
@@ -109,17 +110,15 @@ def serve_mcp(port: int) -> None:
     @server.tool()
     def act(number: int, context: Context) -> str:
         """Have an effect."""
-        request = context.request_context
-        folder = (request.request.headers if request.request is not None else {})["x-folder"]
-        with (Path(folder) / "effects").open("a") as file:
-            file.write(f"{(request.meta or {}).get('antiphon/idempotency-key')}\n")
+        with (Path(current.read_text()) / "effects").open("a") as file:
+            file.write(f"{(context.request_context.meta or {}).get('antiphon/idempotency-key')}\n")
         return f"acted {number}"
 
-    asyncio.run(server.run_streamable_http_async(port=port))
+    asyncio.run(server.run_streamable_http_async(port=port, json_response=True, stateless_http=True))
 
 
 @contextlib.contextmanager
-def running_mcp_server() -> Iterator[str]:
+def running_mcp_server(current: Path) -> Iterator[str]:
     """Serve the tool in a process of its own and yield its URL."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,7 +126,7 @@ def running_mcp_server() -> Iterator[str]:
         port = reserved.getsockname()[1]
         child = os.fork()
         if not child:
-            serve_mcp(port)
+            serve_mcp(port, current)
             os._exit(0)
         try:
             wait_for_port(port)
@@ -135,12 +134,6 @@ def running_mcp_server() -> Iterator[str]:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-
-
-async def connect_once(url: str) -> None:
-    """Connect to the server, so that everything for it is imported before the first fork."""
-    async with McpServer.http(url) as server:
-        assert [tool.name for tool in server.tools] == ["act"]
 
 
 def wait_for_port(port: int) -> None:
@@ -188,28 +181,29 @@ def choose_interrupt(cell: dict[str, str], task: "asyncio.Task[Any]") -> Interru
     return interrupt
 
 
-async def interrupt_run(cell: dict[str, str]) -> None:
+async def interrupt_run(cell: dict[str, str], url: str | None) -> None:
     task = asyncio.current_task()
     assert task is not None
     interrupt = choose_interrupt(cell, task)
     ledger = WatchedLedger(Path(cell["folder"]) / "runs.db", cell["point"], interrupt)
     with contextlib.suppress(RunTaken, asyncio.CancelledError, KeyboardInterrupt):
-        async with open_agent(cell, interrupt) as agent:
+        async with connect(url) as server:
+            agent = make_agent(cell, interrupt, server)
             outcome = await agent.run("Act.", ledger=ledger, run_id=RUN_ID)
             if outcome.kind == "needs_approval":
                 await agent.resume(RUN_ID, approvals={outcome.pending[0].call_id: True}, ledger=ledger)
 
 
-async def resume_run(cell: dict[str, str]) -> None:
-    """Resume the run. A person who is asked permits the call if it has not had its effect."""
+async def resume_run(cell: dict[str, str], server: McpServer | None) -> str:
+    """Resume the run and return its outcome. A person who is asked permits the call if it has not had its effect."""
     ledger = SqliteLedger(Path(cell["folder"]) / "runs.db")
-    async with open_agent(cell, None) as agent:
-        outcome = await agent.resume(RUN_ID, ledger=ledger)
-        while outcome.kind == "needs_approval":
-            approvals = {outcome.pending[0].call_id: not count_effects(cell)}
-            outcome = await agent.resume(RUN_ID, approvals=approvals, ledger=ledger)
+    agent = make_agent(cell, None, server)
+    outcome = await agent.resume(RUN_ID, ledger=ledger)
+    while outcome.kind == "needs_approval":
+        approvals = {outcome.pending[0].call_id: not count_effects(cell)}
+        outcome = await agent.resume(RUN_ID, approvals=approvals, ledger=ledger)
     await ledger.close()
-    (Path(cell["folder"]) / "outcome").write_text(outcome.kind)
+    return outcome.kind
 
 
 def count_effects(cell: dict[str, str]) -> int:
@@ -217,32 +211,42 @@ def count_effects(cell: dict[str, str]) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def attempt(work: Callable[[dict[str, str]], Coroutine[Any, Any, None]], cell: dict[str, str]) -> None:
+def interrupt_in_child(cell: dict[str, str], url: str | None) -> None:
     child = os.fork()
     if not child:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(work(cell))
+            asyncio.run(interrupt_run(cell, url))
         os._exit(0)
     os.waitpid(child, 0)
 
 
 def main() -> None:
     cells = [json.loads(line) for line in sys.stdin]
-    if any(cell["structure"] == "mcp" for cell in cells):
-        with running_mcp_server() as url:
-            asyncio.run(connect_once(url))
-            run_cells([cell | {"url": url} for cell in cells])
-    else:
-        run_cells(cells)
+    with tempfile.TemporaryDirectory() as folder:
+        current = Path(folder) / "current"
+        current.write_text(folder)
+        if any(cell["structure"] == "mcp" for cell in cells):
+            with running_mcp_server(current) as url:
+                run_cells(cells, current, url)
+        else:
+            run_cells(cells, current, None)
 
 
-def run_cells(cells: list[dict[str, str]]) -> None:
-    for cell in cells:
-        attempt(interrupt_run, cell)
-        first = count_effects(cell)
-        attempt(resume_run, cell)
-        sys.stdout.write(f"{first} {(Path(cell['folder']) / 'outcome').read_text()}\n")
-        sys.stdout.flush()
+def run_cells(cells: list[dict[str, str]], current: Path, url: str | None) -> None:
+    # The loop does not run while the process forks.
+    with asyncio.Runner() as runner:
+        connection = connect(url)
+        server = runner.run(connection.__aenter__())
+        # A run without an interruption imports and builds everything before the first fork.
+        agent = make_agent(cells[0] | {"folder": str(current.parent), "policy": "retry"}, None, server)
+        assert runner.run(agent.run("Act.")).kind == "final"
+        for cell in cells:
+            current.write_text(cell["folder"])
+            interrupt_in_child(cell, url)
+            first = count_effects(cell)
+            sys.stdout.write(f"{first} {runner.run(resume_run(cell, server))}\n")
+            sys.stdout.flush()
+        runner.run(connection.__aexit__(None, None, None))
 
 
 if __name__ == "__main__":

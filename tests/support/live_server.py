@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, Ope
 
 from antiphon.backends.base import Backend
 from antiphon.backends.scripted.backend import ScriptedBackend, create
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.assembly import make_containers, make_policy
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader

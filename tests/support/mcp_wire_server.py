@@ -31,14 +31,16 @@ class RpcError(Exception):
 class WireServer:
     """The server of `serve_mcp`. Its attributes can be changed between requests.
 
-    `status` answers every request with this status. `redirect` answers with 307 and this location. `annotations` and
-    `schemas` are for the tools they name.
+    `status` answers every request with this status. `redirect` answers with 307 and this location. `annotations`,
+    `schemas` and `output_schemas` are for the tools they name. With `session`, requests need this session id.
     """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self.tools = dict(tools)
         self.annotations: dict[str, dict[str, Any]] = {}
         self.schemas: dict[str, Any] = {}
+        self.output_schemas: dict[str, Any] = {}
+        self.session: str | None = None
         self.status: int | None = None
         self.redirect: str | None = None
         self.methods: list[str] = []
@@ -62,11 +64,13 @@ class WireServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                await self._answer_next(reader, writer)
-        writer.close()
-        self._tasks.discard(task)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                while True:
+                    await self._answer_next(reader, writer)
+        finally:
+            writer.close()
+            self._tasks.discard(task)
 
     async def stop(self) -> None:
         for task in list(self._tasks):
@@ -94,6 +98,8 @@ class WireServer:
             raise ConnectionError
         elif method != "POST" or path == "/sse":
             await self._send(writer, 405, b"")
+        elif headers.get("mcp-session-id", self.session) != self.session:
+            await self._send(writer, 404, b"")
         else:
             await self._answer_message(json.loads(body), path, writer)
 
@@ -108,7 +114,8 @@ class WireServer:
             self._streams[-1].write(b"event: message\ndata: " + reply + b"\n\n")
             await self._streams[-1].drain()
         else:
-            await self._send(writer, 200, reply)
+            begins = self.session is not None and message["method"] == "initialize"
+            await self._send(writer, 200, reply, {"Mcp-Session-Id": str(self.session)} if begins else None)
 
     async def _reply(self, message: dict[str, Any]) -> dict[str, Any]:
         match message["method"]:
@@ -129,6 +136,8 @@ class WireServer:
     def _describe(self, name: str) -> dict[str, Any]:
         schema = self.schemas.get(name, {"type": "object", "properties": {}})
         hints = {"annotations": self.annotations[name]} if name in self.annotations else {}
+        if name in self.output_schemas:
+            hints["outputSchema"] = self.output_schemas[name]
         return {"name": name, "description": f"The tool {name}.", "inputSchema": schema, **hints}
 
     async def _call(self, params: dict[str, Any]) -> Any:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
+
+from support.schema_validator import SchemaValidator
 
 DOCUMENT = Path(__file__).parents[3] / "shared" / "protocol" / "openresponses-openapi.json"
 
@@ -72,8 +73,8 @@ def _check(schema: str, obj: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _validator(schema: str) -> Draft202012Validator:
-    return Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": _schemas()})
+def _validator(schema: str) -> SchemaValidator:
+    return SchemaValidator({"$ref": f"#/$defs/{schema}", "$defs": _schemas()})
 
 
 @functools.cache

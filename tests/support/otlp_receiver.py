@@ -8,8 +8,11 @@ with OtlpReceiver() as receiver:
 
 import gzip
 import threading
+import zlib
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -47,8 +50,22 @@ class ReceivedPoint:
         self.times = (point.start_time_unix_nano, point.time_unix_nano)
 
 
+class Reply(NamedTuple):
+    """An answer of the receiver to one export."""
+
+    status: int
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
 class OtlpReceiver:
-    def __init__(self) -> None:
+    """Receives exports. `replies` are the answers to the first ones; all others are accepted.
+
+    `requests` has the path, the headers and the decompressed body of each request.
+    """
+
+    def __init__(self, replies: Sequence[Reply] = ()) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self._replies = list(replies)
         self.spans: list[ReceivedSpan] = []
         self.points: list[ReceivedPoint] = []
         receiver = self
@@ -58,11 +75,18 @@ class OtlpReceiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                receiver.receive(self.path, body)
+                encoding = self.headers.get("Content-Encoding")
+                if encoding is not None:
+                    body = gzip.decompress(body) if encoding == "gzip" else zlib.decompress(body)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                receiver.requests.append((self.path, headers, body))
+                answer = receiver.next_reply()
+                if answer.status == 200 and headers["content-type"] == "application/x-protobuf":
+                    receiver.receive(self.path, body)
                 reply = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", str(len(reply)))
                 self.end_headers()
@@ -84,11 +108,14 @@ class OtlpReceiver:
         self._server.server_close()
         self._thread.join()
 
+    def next_reply(self) -> Reply:
+        return self._replies.pop(0) if self._replies else Reply(200)
+
     def receive(self, path: str, body: bytes) -> None:
         if path == "/v1/metrics":
             self._receive_metrics(body)
             return
-        assert path == "/v1/traces"
+        assert path.endswith("/v1/traces")
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _read_attributes(group.resource.attributes)
             self.spans += [ReceivedSpan(span, resource) for scope in group.scope_spans for span in scope.spans]

@@ -79,9 +79,12 @@ async def _connect(url: str) -> Any:
 
 
 class PostgresServer:
-    """A server with an empty database. It can be stopped and started again with the same data."""
+    """A server with an empty database. It can be stopped and started again with the same data.
 
-    def __init__(self, options: Mapping[str, str] = OPTIONS) -> None:
+    With `copy_of` it is a streaming replica of another server.
+    """
+
+    def __init__(self, options: Mapping[str, str] = OPTIONS, *, copy_of: "PostgresServer | None" = None) -> None:
         self._options = options
         self._programs = _find_programs()
         self._user = _choose_user()
@@ -90,7 +93,11 @@ class PostgresServer:
             shutil.chown(self.folder, self._user)
         self.port = find_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=utf8")
+        if copy_of is None:
+            self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=utf8")
+        else:
+            source = f"host=127.0.0.1 port={copy_of.port} user=postgres"
+            self._run("pg_basebackup", "-D", str(self.data), "-d", source, "-R", "-X", "stream", "-c", "fast", "-N")
         self.start()
 
     @property
@@ -100,6 +107,12 @@ class PostgresServer:
     @property
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        """The first process of the running server."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         options = [word for name, value in self._options.items() for word in ("-c", f"{name}={value}")]
@@ -121,6 +134,16 @@ class PostgresServer:
         if process is not None:
             process.send_signal(signal.SIGQUIT if is_crash else signal.SIGINT)
             process.wait(30)
+
+    def configure(self, **settings: str) -> None:
+        """Change settings that need no restart."""
+        changes = [f"ALTER SYSTEM SET {name} = '{value}'" for name, value in settings.items()]
+        for statement in (*changes, "SELECT pg_reload_conf()"):
+            self._run("psql", self.url, "-q", "-c", statement)
+
+    def promote(self) -> None:
+        """Make a replica a primary."""
+        self._run("psql", self.url, "-q", "-c", "SELECT pg_promote()")
 
     def remove(self) -> None:
         self.stop()

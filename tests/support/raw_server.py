@@ -1,4 +1,4 @@
-"""A server that sends the bytes it is told to, whether they are HTTP or not.
+"""A server that sends given bytes, which need not be HTTP.
 
 Each connection runs the next of the given handlers; the last one is repeated. Client and server share an event loop, so
 a byte that is sent before a pause is received before the pause ends.
@@ -93,7 +93,7 @@ class RawServer:
         self.closed = 0
         self._handlers = handlers
         self._change = asyncio.Condition()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -104,10 +104,12 @@ class RawServer:
         async with asyncio.timeout(TIMEOUT), self._change:
             await self._change.wait_for(lambda: self.closed >= count)
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._handle(reader, writer))
+        self._running[task] = writer
+        task.add_done_callback(self._running.pop)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handler = self._handlers[min(self.connections, len(self._handlers) - 1)]
         self.connections += 1
         peer = Peer(reader, writer)
@@ -124,18 +126,18 @@ class RawServer:
             async with self._change:
                 self.closed += 1
                 self._change.notify_all()
-            self._running.discard(task)
 
     async def stop(self) -> None:
-        for task in self._running:
+        for task, writer in self._running.items():
             task.cancel()
+            writer.close()  # a task that has not started does not close it
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
 @asynccontextmanager
 async def serve_raw(*handlers: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     raw = RawServer(handlers)
-    server = await asyncio.start_server(raw.handle, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(raw.accept, "127.0.0.1", 0, ssl=tls)
     raw.port = server.sockets[0].getsockname()[1]
     raw.scheme = "https" if tls else "http"
     try:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
+
+from support.schema_validator import SchemaValidator
 
 Json = dict[str, Any]
 
@@ -78,8 +79,8 @@ class Reference:
                 yield self._describe(kind, best_match([error]) or error, payload)
 
     @functools.cache  # noqa: B019  # references live as long as the process
-    def _validator(self, schema: str) -> Draft202012Validator:
-        return Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": self._schemas})
+    def _validator(self, schema: str) -> SchemaValidator:
+        return SchemaValidator({"$ref": f"#/$defs/{schema}", "$defs": self._schemas})
 
     def _describe(self, kind: str, error: ValidationError, payload: Any) -> Violation:
         path = kind + _get_tag(payload)
@@ -141,8 +142,8 @@ def _load_openai_sdk() -> Reference:
     }
     adapters = [(kind, "validation", TypeAdapter(declared)) for kind, declared in kinds.items()]
     made, shared = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    schemas: Json = {**shared["$defs"], **{f"kind {kind}": schema for (kind, _), schema in made.items()}}
-    return Reference(OPENAI_SDK, schemas, {kind: f"kind {kind}" for kind in kinds})
+    schemas: Json = {**shared["$defs"], **{f"kind-{kind}": schema for (kind, _), schema in made.items()}}
+    return Reference(OPENAI_SDK, schemas, {kind: f"kind-{kind}" for kind in kinds})
 
 
 def _read_document(name: str) -> Json | None:

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from antiphon.config import load
+from antiphon.config.loading import load
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.server.log import configure_logging

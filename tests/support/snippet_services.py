@@ -27,6 +27,13 @@ server.run("stdio")
 '''
 
 
+PROGRAM = """
+const skus = ["chair", "lamp", "table"];
+const stocks = await Promise.all(skus.map((sku) => tools.get_stock({sku})));
+text("out of stock:", skus.filter((sku, index) => stocks[index].units === 0));
+"""
+
+
 def call(name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"tool_call": {"name": name, "arguments": arguments}}]
 
@@ -40,8 +47,10 @@ SCRIPT = {
             "answers": [f"Readability counts ([Zen]({PAGE}))."],
         },
         {"last_item": "function_call_output", "text": "image was created", "answers": ["Here is the cat."]},
+        {"last_item": "function_call_output", "text": "out of stock", "answers": ["The lamp is out of stock."]},
         {"last_item": "function_call_output", "answers": ["2 + 3 is 5."]},
         {"user": "2 + 3", "answers": [call("add", {"one": 2, "other": 3})]},
+        {"user": "out of stock", "answers": [call("programmatic_tool_calling", {"code": PROGRAM})]},
         {"user": "search", "answers": [call("web_search", {"query": "Zen of Python"})]},
         {"user": "draw", "answers": [call("image_generation", {"prompt": "a cat"})]},
     ],

@@ -12,7 +12,7 @@ from antiphon.protocol import request, response
 from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES
 from antiphon.protocol.unions import OpenUnion, UnionField, Unknown, find_union_field
 
 _texts = st.text(max_size=8)
@@ -163,10 +163,6 @@ def annotations() -> SearchStrategy[Any]:
 
 def all_items() -> SearchStrategy[Any]:
     return members(ITEMS)
-
-
-def all_tools() -> SearchStrategy[Any]:
-    return members(TOOLS)
 
 
 def choices() -> SearchStrategy[Any]:

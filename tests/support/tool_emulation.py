@@ -75,7 +75,7 @@ class EmulationBench:
     async def ask(self, input_items: Any = "hi", **fields: Any) -> Answer:
         body = codec.encode({"model": "scripted", "input": input_items} | fields)
         before = len(self.backend.turns)
-        run = await self.engine.create(codec.decode_request(body).request, project="default")
+        run = await self.engine.create(codec.decode_request(body).body, project="default")
         stream = [_decode(event) async for batch in run.events() for event in batch]
         response: Json = json.loads(codec.encode(fold(stream)))
         events: list[Json] = json.loads(codec.encode(stream))

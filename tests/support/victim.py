@@ -7,12 +7,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from support.forked_command import ForkedCommand
 from support.live_server import HttpResponse
 from support.loop_blocks import longest_block
 
@@ -46,11 +46,10 @@ class Victim:
         (folder / "antiphon.toml").write_text("\n".join(lines))
         self._process = self._start()
 
-    def _start(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "antiphon", "serve", "--config", "antiphon.toml", "--port", "0"]
+    def _start(self) -> ForkedCommand:
+        arguments = ["serve", "--config", "antiphon.toml", "--port", "0"]
         with self.log_path.open("a") as log:
-            process = subprocess.Popen(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=log)
-        assert process.stdout is not None
+            process = ForkedCommand(arguments, cwd=self.folder, stderr=log)
         self.url = process.stdout.readline().strip().rpartition(" ")[2]
         if not self.url:
             process.wait(TIMEOUT)
@@ -134,7 +133,7 @@ class Victim:
     def restart(self) -> None:
         """Start again on the same folder, after `kill` or `stop`."""
         assert not self.is_running()
-        self._close_pipe()
+        self._process.close()
         self._process = self._start()
 
     def stop(self) -> None:
@@ -146,11 +145,7 @@ class Victim:
             self._process.kill()
             self._process.wait(TIMEOUT)
         finally:
-            self._close_pipe()
-
-    def _close_pipe(self) -> None:
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+            self._process.close()
 
 
 def _to_toml(value: Any) -> str:

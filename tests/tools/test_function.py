@@ -6,7 +6,7 @@ import enum
 import functools
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -212,9 +212,28 @@ def with_a_lock(lock: threading.Event) -> str:
     return str(lock)
 
 
+def in_parts(city: str) -> Iterator[str]:
+    """Look up."""
+    yield city
+
+
+async def in_parts_later(city: str) -> AsyncIterator[str]:
+    """Look up."""
+    yield city
+
+
+class Archive:
+    def find(self, words: str) -> str:
+        """Look up."""
+        return words
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
+        (in_parts, "The tool 'in_parts' is a generator. Return one result"),
+        (in_parts_later, "The tool 'in_parts_later' is a generator. Return one result"),
+        (Archive.find, r"The parameter 'self' of the tool 'find' has no type. .*`tool\(instance.method\)`"),
         (without_types, "The parameter 'city' of the tool 'without_types' has no type."),
         (without_docstring, "The tool 'without_docstring' has no docstring"),
         (with_rest, r"The tool 'with_rest' cannot have the parameter '\*cities"),

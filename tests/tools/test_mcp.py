@@ -313,6 +313,11 @@ async def test_option_for_an_unknown_tool_is_rejected(programs: dict[str, HttpPr
             raise AssertionError
 
 
+def test_unknown_option_of_a_server_is_rejected() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alow'"):
+        McpServer.http("http://127.0.0.1:9/mcp", alow=["add"])  # type: ignore[call-arg]
+
+
 async def test_server_stays_usable_after_a_tool_timeout(programs: dict[str, HttpProgram]) -> None:
     async with McpServer.http(programs["modern"].url, timeout={"hang": 0.05}) as server:
         hung = await call(server, "hang")
@@ -379,6 +384,9 @@ async def test_call_after_close_reports_a_closed_connection(programs: dict[str, 
 
 
 async def test_unusable_server_is_reported() -> None:
+    with pytest.raises(ConfigError, match=r"url: '127\.0\.0\.1:80/mcp' must begin with http:// or https://\."):
+        McpServer.http("127.0.0.1:80/mcp")
+    assert isinstance(McpServer.http("HTTP://127.0.0.1:80/mcp"), McpServer)
     with pytest.raises(ConfigError, match="'no-such-program' cannot be started: No such file or directory"):
         async with McpServer.stdio("no-such-program"):
             raise AssertionError

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,8 +57,8 @@ async def test_endless_tool_list_is_an_error(
 
 
 @asynccontextmanager
-async def serve_without_delete() -> AsyncIterator[str]:
-    """Serve over HTTP and answer every request except DELETE, which ends the session."""
+async def serve_http(*, ends_sessions: bool = True) -> AsyncIterator[str]:
+    """Serve over HTTP. Without `ends_sessions` there is no answer to DELETE, which ends the session."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +70,7 @@ async def serve_without_delete() -> AsyncIterator[str]:
                 lines = head.decode().lower().split("\r\n")
                 lengths = [int(line.partition(":")[2]) for line in lines if line.startswith("content-length:")]
                 body = await reader.readexactly(sum(lengths))
-                if not head.startswith(b"DELETE"):
+                if ends_sessions or not head.startswith(b"DELETE"):
                     writer.write(reply_to(json.loads(body) if body else {}))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -94,7 +96,35 @@ def reply_to(message: dict[str, Any]) -> bytes:
     return head % len(body) + body
 
 
+async def test_header_that_cannot_be_sent_is_in_no_error() -> None:
+    async with serve_http() as url:
+        connection = McpConnection("faulty", connect_http(url, {"x-key": "key-123456\n"}), None)
+        with pytest.raises(UpstreamError) as raised:
+            await connection.open()
+    assert raised.value.message == "The MCP server faulty cannot be used: LocalProtocolError"
+    assert "key-123456" not in "".join(traceback.format_exception(raised.value))
+
+
+async def test_lost_connection_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon")
+
+    @asynccontextmanager
+    async def connect(state: mcp_connection.McpConnectionState) -> AsyncIterator[Any]:
+        async with connect_http(url, None)(state) as streams:
+            yield streams
+        raise ExceptionGroup("ended", [OSError("first line\nsecond line")])
+
+    async with serve_http() as url, connected(connect, seconds=20):
+        pass
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("the connection to the MCP server faulty was lost: OSError: first line", None)
+    ]
+
+
 async def test_close_does_not_wait_for_an_unresponsive_server() -> None:
     count_idle_time(asyncio.get_running_loop())
-    async with serve_without_delete() as url, connected(connect_http(url, None), seconds=0.2) as connection:
+    async with (
+        serve_http(ends_sessions=False) as url,
+        connected(connect_http(url, None), seconds=0.2) as connection,
+    ):
         assert await connection.list_tools() == []

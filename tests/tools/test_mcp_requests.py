@@ -87,3 +87,17 @@ async def test_agent_answers_the_requests_of_its_server() -> None:
     async with start(on_sampling=sample) as server:
         outcome = await Agent(model="scripted", transport=model, tools=[server]).run("Go.")
     assert (outcome.kind, json.loads(outcome.history[2]["output"])["content"]["text"]) == ("final", "Hello!")
+
+
+@pytest.mark.parametrize("program", ["mcp_eliciting_server.py", "mcp_modern_server.py"])
+async def test_question_is_answered_in_every_version_of_the_protocol(program: str) -> None:
+    async def answer(question: McpElicitation) -> dict[str, object]:
+        assert question.message == "Your name?"
+        return {"name": "Ada"}
+
+    path = Path(__file__).parents[1] / "support" / program
+    async with McpServer.stdio(sys.executable, [str(path)], on_elicitation=answer) as server:
+        (tool,) = server.tools
+        context = ToolContext(run_id="run", call_id="call", idempotency_key="key")
+        result = await tool.invoke("{}", context)
+    assert (result.is_error, result.output) == (False, "Hello, Ada!")

@@ -189,3 +189,45 @@ def test_dates_and_times_have_a_format() -> None:
         "ends": {"anyOf": [{"type": "string", "format": "time"}, {"type": "null"}]},
         "others": {"type": "array", "items": {"type": "string", "format": "date-time"}},
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    name: str
+    seconds: int = 60
+    after: str | None = None
+
+
+def test_converted_dataclass_has_its_defaults_when_it_is_encoded() -> None:
+    json_type = JsonType(dict[str, list[Step]], where="p", strict=False)
+    plan = json_type.convert({"a": [{"name": "x"}, {"name": "y", "seconds": 5}]})
+    assert plan == {"a": [Step("x"), Step("y", 5)]}
+    assert msgspec.to_builtins(plan) == {
+        "a": [{"name": "x", "seconds": 60, "after": None}, {"name": "y", "seconds": 5, "after": None}]
+    }
+
+
+@dataclasses.dataclass(slots=True)
+class Stage:
+    first: Step
+    count: int = 1
+
+
+@dataclasses.dataclass
+class Pause:
+    name: str
+    seconds: int = 60
+
+
+@dataclasses.dataclass(slots=True)
+class LongPause(Pause):
+    minutes: int = 2
+
+
+def test_dataclasses_with_slots_and_their_parts_have_their_defaults() -> None:
+    stage = JsonType(Stage, where="p").convert({"first": {"name": "x", "seconds": None, "after": None}, "count": None})
+    step = {"name": "x", "seconds": 60, "after": None}
+    assert (stage, msgspec.to_builtins(stage)) == (Stage(Step("x")), {"first": step, "count": 1})
+    long = JsonType(LongPause, where="p", strict=False).convert({"name": "x"})
+    long.minutes = 3
+    assert (msgspec.to_builtins(long), "minutes" in vars(long)) == ({"name": "x", "seconds": 60, "minutes": 3}, False)

@@ -140,7 +140,8 @@ async def test_mcp_server_is_a_set() -> None:
     # The agent is made before the server is connected.
     failed = await agent.run("Go.")
     assert failed.error is not None
-    assert (failed.kind, failed.error.code, "is closed" in failed.error.message) == ("failed", "tools_failed", True)
+    found = (failed.kind, failed.error.code, "use it inside of 'async with'" in failed.error.message)
+    assert found == ("failed", "tools_failed", True)
     async with server:
         outcome = await agent.run("Go.")
     assert (outcome.kind, "List roots not supported" in outputs_of(outcome)[0]) == ("final", True)

@@ -5,14 +5,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import ModelError, RateLimited, UpstreamError, UpstreamTimeout
+from antiphon.protocol.response import Usage
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream import delta_stream
+from antiphon.upstream.delta_stream import DeltaStream
 from antiphon.upstream.error_mapping import make_broken_stream_error
 from support.upstream_client import connect
 from support.upstream_server import HANG_UP, RESET, STALL, Piece, Raw, Reply, json_of, stream_of
@@ -190,6 +195,31 @@ async def test_reader_exception_becomes_upstream_error(data: bytes) -> None:
             await conn.upstream.stream("/chat", b"{}", TrustingReader)
 
 
+class StrictReader(WholeReader):
+    def read(self, message: SseMessage) -> Sequence[Delta]:
+        return [Text(msgspec.json.decode(message.data, type=str))]
+
+
+@pytest.mark.parametrize(
+    ("data", "reader", "cause"),
+    [(b"{}", TrustingReader, KeyError), (b"{}", StrictReader, None), (b'"\xff"', StrictReader, None)],
+    ids=["reader", "shape", "encoding"],
+)
+async def test_only_reader_defect_is_the_cause_of_an_error(data: bytes, reader: Any, cause: type | None) -> None:
+    """An error with a cause is logged with its traceback."""
+    async with connect(stream_of(b"data: " + data + b"\n\n"), stream_retries=0) as conn:
+        with pytest.raises(UpstreamError) as caught:
+            await conn.upstream.stream("/chat", b"{}", reader)
+    assert type(caught.value.__cause__) is (cause or type(None))
+    assert caught.value.message.startswith("The upstream sent a message that cannot be read")
+
+
+async def test_unreadable_message_is_described() -> None:
+    async with connect(stream_of(b"data: 5\n\n"), stream_retries=0) as conn:
+        with pytest.raises(UpstreamError, match=r"cannot be read: Expected `str`, got `int`\.$"):
+            await conn.upstream.stream("/chat", b"{}", StrictReader)
+
+
 class ConcludingReader(WholeReader):
     """A full stop is the end of what there is to say; who says it may still add something."""
 
@@ -279,3 +309,76 @@ async def test_idle_timeout_ignores_a_slow_consumer() -> None:
         pauses[1].set()
         assert await anext(slow) == [Finish()]
         await slow.aclose()
+
+
+# Several texts in one read
+
+PARTS = [
+    b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
+    *(b'{"choices":[{"delta":{"content":"%b"}}]}' % text for text in (b"a", rb"\n", rb"\ud83d", rb"\ude00", b"b")),
+    b'{"choices":[{"delta":{"content":"c"}}],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}',
+    b'{"choices":[{"delta":{"reasoning_content":"d"}}]}',
+    b'{"choices":[{"delta":{"content":"e"}}]}',
+    b'{"choices":[{"delta":{},"finish_reason":"stop"}]}',
+    b"[DONE]",
+    b'{"choices":[{"delta":{"content":"late"}}]}',
+]
+
+
+class Reads:
+    """A response with this many messages a read."""
+
+    def __init__(self, messages: Sequence[bytes], size: int) -> None:
+        lines = [b"data: %b\n\n" % message for message in messages]
+        self._pieces = [b"".join(lines[start : start + size]) for start in range(0, len(lines), size)]
+        self.is_exhausted = False
+
+    def take(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def set_idle_timeout(self, seconds: float) -> None:
+        pass
+
+
+def read_chat(messages: Sequence[bytes], size: int, **limits: int) -> list[object]:
+    """Return the deltas of a Chat Completions stream with `size` messages a read, and the error that ends it."""
+    reader = ChatReader(Quirks(), estimate=lambda _: ZERO)
+    response: Any = Reads(messages, size)
+    stream = DeltaStream(response, reader, secrets=(), limits=AnswerLimits(**limits))
+    read: list[object] = []
+    try:
+        while not stream.finished:
+            read += stream.take() or ()
+    except UpstreamError as error:
+        read.append(error.message)
+    return read
+
+
+ZERO = Usage(0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 100])
+async def test_texts_of_one_read_equal_those_of_single_reads(size: int) -> None:
+    expected = read_chat(PARTS, 1)
+    assert [delta.text for delta in expected if isinstance(delta, Text)] == ["a", "\n", "\U0001f600", "b", "c", "e"]
+    assert read_chat(PARTS, size) == expected
+
+
+@pytest.mark.parametrize(
+    "broken", [b'{"error":{"message":"Out of memory."}}', b"{", b'{"choices":[{"delta":{"content":"\xff"}}]}']
+)
+@pytest.mark.parametrize("size", [2, 100])
+async def test_texts_before_an_error_in_one_read_are_emitted(broken: bytes, size: int) -> None:
+    messages = [*PARTS[:3], broken, PARTS[1]]
+    expected = read_chat(messages, 1)
+    assert expected[:2] == [Text("a"), Text("\n")]
+    assert isinstance(expected[-1], str)
+    assert read_chat(messages, size) == expected
+
+
+async def test_texts_of_one_read_are_counted_as_events() -> None:
+    texts = [PARTS[1]] * 5
+    message = "The answer was cut off: it exceeds the limit of 4 events (setting 'max_answer_events')."
+    assert (read_chat(texts, 1, max_answer_events=4))[-1] == message
+    assert (read_chat(texts, 5, max_answer_events=4))[-1] == message
+    assert (read_chat(texts[:2] + texts[:3], 2, max_answer_events=4))[-1] == message

@@ -12,7 +12,7 @@ NOTHING = TOKENS_PER_ITEM
 
 
 def estimate(items: list[Any], **request: Any) -> int:
-    decoded = decode_request(json.dumps({"model": "m", "input": items, **request}).encode()).request
+    decoded = decode_request(json.dumps({"model": "m", "input": items, **request}).encode()).body
     assert isinstance(decoded.input, list)
     return estimate_tokens(decoded, list(decoded.input))
 

@@ -1,18 +1,22 @@
 """The agent: a model with instructions, tools and limits. Its methods run and resume it."""
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, Unpack, get_args
 
-from antiphon.agent.approvals import Approval, make_verdict
+from antiphon.agent.approvals import make_verdicts
 from antiphon.agent.arguments import (
+    CommonOptions,
     Input,
+    ResumeOptions,
+    StartOptions,
+    check_agent_types,
     check_deps,
+    check_settings,
     check_types,
-    choose_ledger,
     make_run_id,
     read_task,
+    rename_durable,
     require_json,
     warn_deprecated,
 )
@@ -23,8 +27,8 @@ from antiphon.agent.guardrails import CallGuardrail, Guardrails, InputGuardrail,
 from antiphon.agent.handoffs import Handoff, InputFilter, collect_agents, read_handoffs
 from antiphon.agent.history import ModelSupport
 from antiphon.agent.limits import Limits, Prices
-from antiphon.agent.outcome import Outcome, RunEvent, read_outcome
-from antiphon.agent.run_stream import RunStream, run_in_new_loop
+from antiphon.agent.outcome import Outcome, RunEvent
+from antiphon.agent.run_stream import RunStream, read_outcome, run_in_new_loop
 from antiphon.agent.runner import RunArguments, Runner
 from antiphon.agent.subagents import SubagentTool, make_subagent_tool
 from antiphon.agent.task import Task
@@ -33,7 +37,6 @@ from antiphon.agent.typed_output import OutputMode, make_output
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
-from antiphon.session import Session
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.executor import STOP_SECONDS, Executor
 from antiphon.tools.toolset import Member, ToolSource, check_members
@@ -110,6 +113,10 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
         if history_filter is not None and mode == "server":
             raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
+        check_agent_types(limits, prices, instructions)
+        check_settings(settings, mode)
+        if transport is not None and not (base_url is None and api_key is None):
+            raise ConfigError("transport: it has its own address and key. Do not pass base_url or api_key.")
         output = make_output(output_type, output_mode, where=f"{name}.output_type")
         task = Task(
             limits=limits or Limits(),
@@ -184,64 +191,20 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]  # an agent without deps has the type None for them
-        session: Session | None = None,
-        history: Sequence[JsonObject] = (),
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        run_id: str | None = None,
-        cancel: asyncio.Event | None = None,
-        durable: Ledger | None = None,
+        **options: Unpack[StartOptions],
     ) -> Outcome[OutputT_co]:
-        """Run the agent on a task and return the outcome. `run_stream` describes the options."""
-        events = self.run_stream(
-            task,
-            deps=deps,
-            session=session,
-            history=history,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            run_id=run_id,
-            cancel=cancel,
-        )
-        return await read_outcome(events)
+        """Run the agent on a task and return the outcome. `StartOptions` describes the options."""
+        return await read_outcome(self.run_stream(task, deps=deps, **rename_durable(options, StartOptions)))
 
     def run_sync(
         self,
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
-        session: Session | None = None,
-        history: Sequence[JsonObject] = (),
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        run_id: str | None = None,
-        cancel: asyncio.Event | None = None,
-        durable: Ledger | None = None,
+        **options: Unpack[StartOptions],
     ) -> Outcome[OutputT_co]:
         """Run the agent on a task from synchronous code. Closes the agent when it returns."""
-        run = functools.partial(
-            self.run,
-            task,
-            deps=deps,
-            session=session,
-            history=history,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            run_id=run_id,
-            cancel=cancel,
-        )
+        run = functools.partial(self.run, task, deps=deps, **rename_durable(options, StartOptions))
         return run_in_new_loop(run, self.close)
 
     def run_stream(
@@ -249,44 +212,23 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         task: Input,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
-        session: Session | None = None,
-        history: Sequence[JsonObject] = (),
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        run_id: str | None = None,
-        cancel: asyncio.Event | None = None,
         raw_events: bool = False,
         partial_output: bool = False,
-        durable: Ledger | None = None,
+        **options: Unpack[StartOptions],
     ) -> RunStream[OutputT_co]:
-        """Run the agent on a task and yield events.
+        """Run the agent on a task and yield events. `StartOptions` describes the further options.
 
-        `deps` is passed to tools, dynamic instructions and hooks. A `session` is continued; other runs that use it wait
-        for the end of this one. `history` are the items of an earlier conversation without a session. `model` replaces
-        that of the agent, `settings` are added to its settings and `tools` to its tools; they do not apply to agents of
-        handoffs. `limits` replace those of the agent. With a `ledger`, another process can resume the run. Closing the
-        stream, or cancelling its reader, cancels the run. Setting `cancel` does too, and yields an outcome. With
-        `raw_events` the stream also has every event of the server, as a ModelEvent; with `partial_output` it has the
-        typed output while the model writes it, as PartialOutput. `durable` is the former name of `ledger`.
+        `deps` is passed to tools, dynamic instructions and hooks. Closing the stream, or cancelling its reader, cancels
+        the run. With `raw_events` the stream also has every event of the server, as a ModelEvent; with `partial_output`
+        it has the typed output while the model writes it, as PartialOutput.
         """
-        arguments = self._check_arguments(
-            deps=deps,
-            session=session,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            cancel=cancel,
-            raw_events=raw_events,
-            partial_output=partial_output,
-        )
-        if session is not None and history:
+        given = rename_durable(options, StartOptions)
+        arguments = self._check_arguments(deps, given, raw_events=raw_events, partial_output=partial_output)
+        history = given.get("history", ())
+        if arguments.session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
-        return self._make_runner().start([*history, *read_task(task)], run_id or make_run_id(), arguments)
+        run_id = given.get("run_id") or make_run_id()
+        return self._make_runner().start([*history, *read_task(task)], run_id, arguments)
 
     def run_subagent(
         self,
@@ -307,68 +249,23 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         run: str | bytes,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
-        approvals: Mapping[str, Approval] | None = None,
-        session: Session | None = None,
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        force: bool = False,
-        cancel: asyncio.Event | None = None,
-        durable: Ledger | None = None,
+        **options: Unpack[ResumeOptions],
     ) -> Outcome[OutputT_co]:
-        """Resume a run by its id in the ledger, or by the `state` of its outcome.
+        """Resume a run by its id in the ledger, or by the `state` of its outcome. `ResumeOptions` has the options.
 
-        Raises RunTaken if another process executes the run, unless `force` is set. `resume_stream` describes the
-        options.
+        Raises RunTaken if another process executes the run, unless `force` is set.
         """
-        events = self.resume_stream(
-            run,
-            deps=deps,
-            approvals=approvals,
-            session=session,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            force=force,
-            cancel=cancel,
-        )
-        return await read_outcome(events)
+        return await read_outcome(self.resume_stream(run, deps=deps, **rename_durable(options, ResumeOptions)))
 
     def resume_sync(
         self,
         run: str | bytes,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
-        approvals: Mapping[str, Approval] | None = None,
-        session: Session | None = None,
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        force: bool = False,
-        cancel: asyncio.Event | None = None,
-        durable: Ledger | None = None,
+        **options: Unpack[ResumeOptions],
     ) -> Outcome[OutputT_co]:
         """Resume a run from synchronous code. Closes the agent when it returns."""
-        resume = functools.partial(
-            self.resume,
-            run,
-            deps=deps,
-            approvals=approvals,
-            session=session,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            force=force,
-            cancel=cancel,
-        )
+        resume = functools.partial(self.resume, run, deps=deps, **rename_durable(options, ResumeOptions))
         return run_in_new_loop(resume, self.close)
 
     def resume_stream(
@@ -376,40 +273,20 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         run: str | bytes,
         *,
         deps: DepsT_contra = None,  # type: ignore[assignment]
-        approvals: Mapping[str, Approval] | None = None,
-        session: Session | None = None,
-        model: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Member] = (),
-        limits: Limits | None = None,
-        ledger: Ledger | None = None,
-        force: bool = False,
-        cancel: asyncio.Event | None = None,
         raw_events: bool = False,
         partial_output: bool = False,
-        durable: Ledger | None = None,
+        **options: Unpack[ResumeOptions],
     ) -> RunStream[OutputT_co]:
-        """Resume a run and yield events. `approvals` are the verdicts on its pending calls, by call id.
+        """Resume a run and yield events. `ResumeOptions` describes the further options, `run_stream` the others.
 
-        Pass `deps`, the `session` and the `tools` of the run again. Its `model`, `settings` and `limits` are in the
-        journal; they can be replaced here. A finished run yields its outcome again and does nothing. Raises RunTaken if
-        another process executes the run, unless `force` is set: then that process stops before its next tool call. Also
-        raises RunTaken if this process loses the run in the same way.
+        Pass the `deps` of the run again. A finished run yields its outcome again and does nothing. Raises RunTaken if
+        another process executes the run, unless `force` is set. Also raises RunTaken if this process loses the run in
+        the same way.
         """
-        arguments = self._check_arguments(
-            deps=deps,
-            session=session,
-            model=model,
-            settings=settings,
-            tools=tools,
-            limits=limits,
-            ledger=choose_ledger(ledger, durable),
-            cancel=cancel,
-            raw_events=raw_events,
-            partial_output=partial_output,
-        )
-        verdicts = [make_verdict(call_id, approval) for call_id, approval in (approvals or {}).items()]
-        return self._make_runner().resume(run, verdicts, arguments, force=force)
+        given = rename_durable(options, ResumeOptions)
+        arguments = self._check_arguments(deps, given, raw_events=raw_events, partial_output=partial_output)
+        verdicts = make_verdicts(given.get("approvals"))
+        return self._make_runner().resume(run, verdicts, arguments, force=given.get("force", False))
 
     def resume_subagent(
         self, run: str | bytes, verdicts: Sequence[Verdict], *, deps: Any, ledger: Ledger | None, parent: ParentRun
@@ -440,37 +317,30 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         `needs_approval` and `timeout` are those of `Tool`. `limits` replace those of the agent. `read_output` makes the
         result of the call from the outcome of a `final` run, instead of its text; it may be a coroutine function.
         """
+        check_types(None, None, limits)
         if limits is not None and limits.cost is not None and self._definition.task.prices is None:
             raise ConfigError("The limit 'cost' requires 'prices'.")
         invoke = SubagentTool(self, limits=limits, read_output=read_output)
         return make_subagent_tool(invoke, name, description, needs_approval=needs_approval, timeout=timeout)
 
     def _check_arguments(
-        self,
-        *,
-        deps: Any,
-        session: Session | None,
-        model: str | None,
-        settings: Mapping[str, Any] | None,
-        tools: Sequence[Member],
-        limits: Limits | None,
-        ledger: Ledger | None,
-        cancel: asyncio.Event | None,
-        raw_events: bool = False,
-        partial_output: bool = False,
+        self, deps: Any, options: CommonOptions, *, raw_events: bool, partial_output: bool
     ) -> RunArguments:
         """Check the arguments of a run. Raises ConfigError or InvalidRequest."""
+        ledger, session, limits = options.get("ledger"), options.get("session"), options.get("limits")
         check_types(ledger, session, limits)
         check_deps(deps, self._deps_type)
-        overrides = Overrides(model, None if settings is None else dict(settings), limits)
+        settings = options.get("settings")
+        check_settings(settings, self._definition.conversation_state)
+        overrides = Overrides(options.get("model"), None if settings is None else dict(settings), limits)
         require_json(overrides, "settings")
         return RunArguments(
             deps=deps,
             session=session,
-            tools=check_members(tools),
+            tools=check_members(options.get("tools", ())),
             overrides=overrides,
             ledger=ledger,
-            cancel=cancel,
+            cancel=options.get("cancel"),
             raw_events=raw_events,
             partial_output=partial_output,
         )

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.entries import Verdict
+from antiphon.errors import InvalidRequest
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Tool, ToolInvocation
 
@@ -35,12 +36,20 @@ def needs_approval(tool: Tool, call: ToolInvocation) -> bool:
         return True
 
 
-def make_verdict(call_id: str, approval: Approval) -> Verdict:
-    return Verdict(call_id, approval is True, approval if isinstance(approval, str) else "")
-
-
-def to_approval(verdict: Verdict) -> Approval:
-    return verdict.approved or verdict.reason
+def make_verdicts(approvals: Mapping[str, Approval] | None) -> list[Verdict]:
+    """Return the verdicts on calls. Raises InvalidRequest if the approvals have other types."""
+    given: Any = {} if approvals is None else approvals
+    if not isinstance(given, Mapping):
+        message = f"approvals: expected a mapping from call ids to approvals, got {type(given).__name__}."
+        raise InvalidRequest(message, param="approvals")
+    for call_id, approval in given.items():
+        if not isinstance(approval, bool | str):
+            message = f"The approval of the call '{call_id}' must be True, False or a reason to decline it."
+            raise InvalidRequest(message, param="approvals")
+    return [
+        Verdict(call_id, approval is True, approval if isinstance(approval, str) else "")
+        for call_id, approval in given.items()
+    ]
 
 
 def read_arguments(call: ToolInvocation) -> Mapping[str, Any] | None:

@@ -1,23 +1,67 @@
-"""Checks of the arguments with which a run is started or resumed."""
+"""The arguments with which a run is started or resumed, and their checks."""
 
+import asyncio
 import inspect
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
+from antiphon.agent.approvals import Approval
 from antiphon.agent.content import ContentInput, is_content, user_message
-from antiphon.agent.limits import Limits
+from antiphon.agent.limits import Limits, Prices
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.session import Session
+from antiphon.tools.toolset import Member
 
 Input: TypeAlias = str | Sequence[ContentInput] | Sequence[JsonObject]
 """The task of a run: a text, the parts of one user message, or items."""
+
+
+class CommonOptions(TypedDict, total=False):
+    """The options of a run and of its resumption.
+
+    A `session` is continued; other runs that use it wait for the end of this one. `model` replaces that of the agent,
+    `settings` are added to its settings and `tools` to its tools; they do not apply to agents of handoffs. `limits`
+    replace those of the agent. With a `ledger`, another process can resume the run. Setting `cancel` cancels the run,
+    which then has an outcome. `durable` is the former name of `ledger`.
+    """
+
+    session: Session | None
+    model: str | None
+    settings: Mapping[str, Any] | None
+    tools: Sequence[Member]
+    limits: Limits | None
+    ledger: Ledger | None
+    cancel: asyncio.Event | None
+    durable: Ledger | None
+
+
+class StartOptions(CommonOptions, total=False):
+    """The options of a new run. `history` are the items of an earlier conversation without a session."""
+
+    history: Sequence[JsonObject]
+    run_id: str | None
+
+
+class ResumeOptions(CommonOptions, total=False):
+    """The options of a resumption.
+
+    `approvals` are the verdicts on the pending calls of the run, by call id. Pass the `session` and the `tools` of the
+    run again. Its `model`, `settings` and `limits` are in the journal; they can be replaced. With `force`, a run is
+    resumed although another process executes it: that process stops before its next tool call.
+    """
+
+    approvals: Mapping[str, Approval] | None
+    force: bool
+
+
+Options = TypeVar("Options", bound=CommonOptions)
 
 
 def make_run_id() -> str:
@@ -58,7 +102,21 @@ def check_deps(deps: object, deps_type: Any) -> None:
         fits = deps is not None
     if not fits:
         expected = getattr(deps_type, "__name__", str(deps_type))
+        if deps is None:
+            raise InvalidRequest(f"deps: the agent requires a {expected}. Pass it as deps=.", param="deps")
         raise InvalidRequest(f"deps: expected {expected}, got {type(deps).__name__}.", param="deps")
+
+
+def check_settings(settings: Mapping[str, Any] | None, conversation_state: str) -> None:
+    """Raise ConfigError for settings that would have no effect, or that contradict the agent."""
+    if not settings:
+        return
+    if "input" in settings:
+        raise ConfigError("settings: 'input' is the task of a run. Pass earlier items as 'history'.")
+    if settings.get("stream") not in (None, True):
+        raise ConfigError("settings: 'stream' must be true. An agent always reads a stream; 'run' returns its outcome.")
+    if conversation_state == "server" and settings.get("store") not in (None, True):
+        raise ConfigError("settings: 'store' must be true, because conversation_state is 'server'.")
 
 
 def takes_context(hook: Callable[..., object]) -> bool:
@@ -85,14 +143,30 @@ def check_types(ledger: object, session: object, limits: object) -> None:
         raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
-def choose_ledger(ledger: Ledger | None, durable: Ledger | None) -> Ledger | None:
-    """Return the ledger, also if it was passed under its former name."""
+def check_agent_types(limits: object, prices: object, instructions: object) -> None:
+    """Raise ConfigError if one of these options of an agent is neither None nor of its type."""
+    check_types(None, None, limits)
+    if prices is not None and not isinstance(prices, Prices):
+        raise ConfigError(f"prices: expected Prices, got {type(prices).__name__}.")
+    if instructions is not None and not isinstance(instructions, str) and not callable(instructions):
+        raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
+
+
+def rename_durable(options: Options, kind: type[Options]) -> Options:
+    """Return the options with the ledger under its present name. Raises TypeError for an unknown option."""
+    unknown = next((name for name in options if name not in kind.__annotations__), None)
+    if unknown is not None:
+        raise TypeError(f"got an unexpected keyword argument '{unknown}'")
+    durable = options.get("durable")
     if durable is None:
-        return ledger
-    if ledger is not None:
+        return options
+    if options.get("ledger") is not None:
         raise ConfigError("Pass the ledger as 'ledger' only: 'durable' is its former name.")
     warn_deprecated("durable", "ledger", stacklevel=4)
-    return durable
+    renamed = options.copy()
+    renamed["ledger"] = durable  # type: ignore[arg-type]  # mypy loses the type of a value if the options are generic
+    renamed["durable"] = None
+    return renamed
 
 
 def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:

@@ -41,7 +41,7 @@ class Budget:
     @property
     def unrecorded_cost(self) -> float | None:
         """The cost of the usage whose cost is not in the journal. None without prices."""
-        return None if self._prices is None else self._prices.of(self._state.unpriced_usage)
+        return None if self._prices is None else self._prices.compute_cost(self._state.unpriced_usage)
 
     @property
     def cost(self) -> float | None:
@@ -106,11 +106,11 @@ class Budget:
         """Return the cost so far. The prices of a parent apply to subagents that have none."""
         unfinished = [child._sum_cost(child._prices or prices) for child in self._list_running()]
         spent = [paused.spent for paused in self._list_paused() if paused.spent]
-        unfinished += [prices.of(each.usage) if each.cost is None else each.cost for each in spent]
+        unfinished += [prices.compute_cost(each.usage) if each.cost is None else each.cost for each in spent]
         return self._price(prices) + sum(unfinished)
 
     def _price(self, prices: Prices) -> float:
-        return prices.of(self._state.unpriced_usage) + self._state.known_cost
+        return prices.compute_cost(self._state.unpriced_usage) + self._state.known_cost
 
 
 class ParentRun:
@@ -163,9 +163,14 @@ class StopTimer:
         if self._is_due or (self._deadline is not None and self._clock() >= self._deadline):
             raise Stop("deadline")
 
+    @property
+    def is_unused(self) -> bool:
+        """True if nothing can interrupt the run, so that `wait` only returns the result of the work."""
+        return self._deadline is None and self._cancel is None and self._dependency is None
+
     async def wait(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the work. If the run must stop before that, cancel the work and raise Stop."""
-        if self._deadline is None and self._cancel is None and self._dependency is None:
+        if self.is_unused:
             return await work()
         self.check()
         self._start()

@@ -10,13 +10,12 @@ import msgspec
 
 from antiphon.agent.history import ENCRYPTED_REASONING, to_input_item
 from antiphon.agent.transports.base import check_base_url
-from antiphon.errors import AntiphonError, ConfigError, UpstreamError
+from antiphon.agent.transports.sessions import LoopSessions, read_all
+from antiphon.errors import ConfigError, UpstreamError
 from antiphon.ledger import Lease
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim
-from antiphon.upstream.error_mapping import decode_json_or_text, map_api_error
-from antiphon.upstream.http import HttpSession
 
 # The API accepts no more items in one request.
 _MAX_ADDED = 20
@@ -170,11 +169,12 @@ class _HttpConversations:
         base, _, query = base_url.partition("?")
         self.address = base.rstrip("/")
         self._query = query
-        self._headers = {"Accept": "application/json", **(headers or {})}
-        if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key}")
-        # A session belongs to one event loop.
-        self._sessions: dict[asyncio.AbstractEventLoop, HttpSession] = {}
+        self._sessions = LoopSessions(
+            self.address,
+            api_key=api_key,
+            headers={"Accept": "application/json", **(headers or {})},
+            connect_timeout=_CONNECT_TIMEOUT_SECONDS,
+        )
 
     async def create(self, metadata: dict[str, str]) -> str:
         created = await self._send("POST", "/conversations", {"metadata": metadata})
@@ -195,43 +195,27 @@ class _HttpConversations:
         await self._send("DELETE", f"{_make_path(conversation_id)}/items/{quote(item_id, safe='')}")
 
     async def close(self) -> None:
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        await self._sessions.close()
 
     async def _send(self, method: str, path: str, body: JsonObject | None = None, *, query: str = "") -> JsonObject:
         joined = "&".join(each for each in (self._query, query) if each)
         loop = asyncio.get_running_loop()
         headers = None if body is None else {"Content-Type": "application/json"}
-        response = await self._open_session().send(
+        response = await self._sessions.open().send(
             method,
             f"{path}?{joined}" if joined else path,
             None if body is None else codec.encode(body),
             headers,
             deadline=loop.time() + _TIMEOUT_SECONDS,
         )
-        chunks = []
         try:
-            while chunk := await response.read():
-                chunks.append(chunk)
+            payload = await read_all(response)
         finally:
             response.close()
         try:
-            return _require_item(read_json(b"".join(chunks)))
+            return _require_item(read_json(payload))
         except msgspec.DecodeError:
             raise UpstreamError("The server sent a conversation that is not JSON.") from None
-
-    def _open_session(self) -> HttpSession:
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            for closed in [other for other in list(self._sessions) if other.is_closed()]:
-                self._sessions.pop(closed, None)
-            session = HttpSession(
-                self.address, headers=self._headers, map_error=_map_error, connect_timeout=_CONNECT_TIMEOUT_SECONDS
-            )
-            session.open()
-            self._sessions[loop] = session
-        return self._sessions[loop]
 
 
 class _EngineConversations:
@@ -296,7 +280,3 @@ def _require_item(value: Any) -> JsonObject:
     if not isinstance(value, dict):
         raise UpstreamError("The server sent a malformed conversation.")
     return value
-
-
-def _map_error(status: int, body: bytes, retry_after: float | None) -> AntiphonError:
-    return map_api_error(status, decode_json_or_text(body), retry_after=retry_after)

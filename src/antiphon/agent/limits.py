@@ -1,7 +1,10 @@
 """Limits and prices of a run. `budget.py` checks tokens and cost, `steps.py` the others."""
 
+import math
+
 from msgspec import Struct
 
+from antiphon.config.limits import ModelPrice
 from antiphon.errors import ConfigError
 from antiphon.protocol.response import Usage
 
@@ -24,7 +27,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, least in (("turns", 1), ("tool_calls", 0), ("tokens", 1), ("cost", 0), ("seconds", 0)):
             value = getattr(self, name)
-            if value is not None and not value >= least:  # also for NaN
+            if value is None:
+                continue
+            if not _is_number(value):
+                raise ConfigError(f"The limit '{name}' must be a number or None, not {type(value).__name__}.")
+            if not value >= least:  # also for NaN
                 raise ConfigError(f"The limit '{name}' must be at least {least}.")
 
 
@@ -39,9 +46,17 @@ class Prices(Struct, frozen=True, kw_only=True):
     cached: float | None = None
     currency: str = "USD"
 
-    def of(self, usage: Usage) -> float:
-        """Return the cost of a usage."""
-        cached = usage.input_tokens_details.cached_tokens
-        cached_price = self.input if self.cached is None else self.cached
-        fresh = usage.input_tokens - cached
-        return (fresh * self.input + cached * cached_price + usage.output_tokens * self.output) / 1_000_000
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached"):
+            value = getattr(self, name)
+            is_missing = value is None and name == "cached"
+            if not is_missing and (not _is_number(value) or not 0 <= value < math.inf):
+                raise ConfigError(f"prices: '{name}' must be a number, at least 0, not {value!r}.")
+
+    def compute_cost(self, usage: Usage) -> float:
+        price = ModelPrice(input=self.input, output=self.output, cached_input=self.cached)
+        return price.compute_cost(usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ can be left at any point, also by a crash, and be resumed.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from antiphon.agent.model import (
     ModelDelta,
     ModelNotice,
     RawModelEvent,
+    TurnPart,
 )
 from antiphon.agent.outcome import (
     AgentChanged,
@@ -257,7 +258,10 @@ class Loop:
                 async with aclosing(
                     self._participant.model.take_turn(self._state, step.items, use_tools=use_tools)
                 ) as turn:
-                    while not isinstance(part := await self._stop_timer.wait(turn.__anext__), ModelAnswer):
+                    read: Callable[[], Awaitable[TurnPart]] = turn.__anext__
+                    if not self._stop_timer.is_unused:
+                        read = partial(self._stop_timer.wait, read)
+                    while not isinstance(part := await read(), ModelAnswer):
                         if isinstance(part, ModelNotice | FailedAttempt):
                             for notice in await self._handle_notice(part):
                                 yield notice

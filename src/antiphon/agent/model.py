@@ -130,8 +130,10 @@ class ModelAnswer(Struct, frozen=True):
 
 
 AnyDelta = ModelDelta | CallDelta | RawModelEvent
-TurnStream = AsyncGenerator["Sequence[AnyDelta] | ModelNotice | FailedAttempt | ModelAnswer", None]
+TurnPart = Sequence[AnyDelta] | ModelNotice | FailedAttempt | ModelAnswer
 """The deltas that were received together are one element."""
+
+TurnStream = AsyncGenerator[TurnPart, None]
 
 
 class HistoryFilterFailed(AntiphonError):
@@ -233,7 +235,7 @@ class ResponsesModel:
     def _build(
         self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
     ) -> "_Attempt":
-        request = self._settings | {"store": self._conversation_state == "server"}
+        request = {"store": self._conversation_state == "server", **self._settings}
         encrypts = not self._support.refuses_encryption and "request_no_encryption" not in fallbacks
         include = [value for value in self._include if encrypts or value != ENCRYPTED_REASONING]
         if include:

@@ -17,10 +17,11 @@ from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import ModelAnswer, TurnStream
-from antiphon.agent.outcome import Outcome, read_outcome
+from antiphon.agent.outcome import Outcome
 from antiphon.agent.participants import Participant
 from antiphon.agent.provider import Turn
 from antiphon.agent.run_state import RunState
+from antiphon.agent.run_stream import read_outcome
 from antiphon.agent.task import Task
 from antiphon.agent.tracing import start_trace
 from antiphon.errors import AntiphonError, ConfigError

@@ -1,8 +1,7 @@
 """The outcome of a run, and the events on the way to it."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from msgspec import Struct, field
@@ -188,16 +187,3 @@ class RunEnded(RunEvent, tag="run.ended"):
 
 
 RunEvents = AsyncGenerator[RunEvent, None]
-
-
-async def read_outcome(events: RunEvents, on_event: Callable[[RunEvent], object] | None = None) -> Outcome[Any]:
-    """Read the events of a run to the end and return its outcome. `on_event` is called with each of them."""
-    outcome: Outcome[Any] | None = None
-    async with aclosing(events):
-        async for event in events:
-            if on_event is not None:
-                on_event(event)
-            if isinstance(event, RunEnded):
-                outcome = event.outcome
-    assert outcome is not None, "the last event of a run is RunEnded"
-    return outcome

@@ -141,7 +141,7 @@ def _find_cost(journal: Journal, prices: Prices | None) -> tuple[float | None, s
         return (None, None) if ended.cost is UNSET else (ended.cost, ended.currency or None)
     if prices is None:
         return None, None
-    return prices.of(state.unpriced_usage) + state.known_cost, prices.currency
+    return prices.compute_cost(state.unpriced_usage) + state.known_cost, prices.currency
 
 
 def _find_pending(journal: Journal) -> list[PendingToolCall]:

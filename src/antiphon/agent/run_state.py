@@ -99,7 +99,7 @@ class RunState:
         self.received_verdicts: set[tuple[str, int]] = set()
         """The calls and numbers of all verdicts that were recorded, used or not."""
         self.unresolved_calls: dict[str, list[UnresolvedCall]] = {}
-        """The unresolved calls of subagents, by the name of the subagent's tool: see `unresolved.py`."""
+        """The unresolved calls of subagents, by the name of the subagent's tool: see `unresolved_calls.py`."""
         self.inherited_calls: list[UnresolvedCall] = []
         """The unresolved calls of this run, and of earlier runs of this subagent, that the run has not repeated."""
         self._repeated_calls: dict[str, UnresolvedCall] = {}

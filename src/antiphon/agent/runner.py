@@ -150,12 +150,14 @@ class Runner:
         try:
             async with aclosing(self._execute(open_journal, arguments, holder)) as events:
                 async for event in events:
-                    if isinstance(event, RunEnded):
+                    # A cancelled run without its session ends before its first turn, and has no items to store.
+                    if isinstance(event, RunEnded) and held is not None:
                         event.outcome = await held.save(holder, event.outcome)
                         holder.outcome = event.outcome
                     yield event
         finally:
-            await asyncio.shield(held.close(holder))
+            if held is not None:
+                await asyncio.shield(held.close(holder))
 
     async def _execute(
         self, open_journal: Callable[[], Awaitable[Journal]], arguments: RunArguments, holder: OutcomeHolder
@@ -181,6 +183,7 @@ class Runner:
                         await self._call_hooks(hooks, event, contexts)
                     yield event
         finally:
+            holder.stop_watcher()
             if trace is not None:
                 trace.end(holder.outcome, sys.exc_info()[1])
             if journal.ownership is not None and arguments.parent is None:

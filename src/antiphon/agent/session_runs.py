@@ -34,8 +34,11 @@ class SessionRun:
         self._is_saved = False
 
     @classmethod
-    async def open(cls, session: Session, cancel: asyncio.Event | None) -> "SessionRun":
-        """Wait until no other run holds the session, and hold it. Raises SessionBusy."""
+    async def open(cls, session: Session, cancel: asyncio.Event | None) -> "SessionRun | None":
+        """Wait until no other run holds the session, and hold it. Return None if the run is cancelled meanwhile.
+
+        Raises SessionBusy.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + session.wait_seconds
         delay = _FIRST_DELAY_SECONDS
@@ -43,7 +46,9 @@ class SessionRun:
             try:
                 return cls(session, await take_ownership(session, session.session_id))
             except RunTaken:
-                if loop.time() >= ends_at or (cancel is not None and cancel.is_set()):
+                if cancel is not None and cancel.is_set():
+                    return None
+                if loop.time() >= ends_at:
                     raise SessionBusy(session.session_id, session.wait_seconds) from None
             await asyncio.sleep(min(delay, max(0.0, ends_at - loop.time())))
             delay = min(delay * 2, _MAX_DELAY_SECONDS)

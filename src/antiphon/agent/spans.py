@@ -27,17 +27,16 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
 from antiphon.telemetry.conventions import (
     REQUEST_ATTRIBUTES,
-    TRACEPARENT,
     describe_address,
     describe_usage,
     encode_attribute,
-    format_traceparent,
-    make_current,
+    limit_content,
     make_tracer,
-    parse_trace_headers,
     record_error,
 )
+from antiphon.telemetry.current_context import CurrentSpan
 from antiphon.telemetry.messages import find_finish_reason, make_input_messages, make_output_messages
+from antiphon.telemetry.trace_context import TRACEPARENT, format_traceparent, parse_trace_headers
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import CallObserver, Executor
 from antiphon.upstream.usage import parse_usage
@@ -148,7 +147,7 @@ class RunTrace:
         attributes |= {"gen_ai.request.model": model} if model else {}
         span = self.start_span(f"chat {model}".rstrip(), SpanKind.CLIENT, attributes)
         try:
-            with make_current(span):
+            with CurrentSpan(span):
                 return await send()
         except BaseException as error:
             record_error(span, error)
@@ -202,7 +201,7 @@ class TracedTransport:
         span = self._run.start_span(f"chat {request.get('model', '')}".rstrip(), SpanKind.CLIENT, attributes)
         try:
             # The context is current only while the request is sent. The reader of the events has its own.
-            with make_current(span):
+            with CurrentSpan(span):
                 events = await self._transport.stream(request)
         except BaseException as error:
             record_error(span, error)
@@ -284,10 +283,10 @@ class TracedExecutor(Executor):
         if call.name in self.tools:
             attributes["gen_ai.tool.description"] = self.tools[call.name].description
         if self._run.captures_content:
-            attributes["gen_ai.tool.call.arguments"] = call.arguments
+            attributes["gen_ai.tool.call.arguments"] = limit_content(call.arguments)
         span = self._run.start_span(f"execute_tool {call.name}", SpanKind.INTERNAL, attributes)
         try:
-            with make_current(span):
+            with CurrentSpan(span):
                 result = await self._executor.execute(call, context, _SpanObserver(span, observer or CallObserver()))
         except ApprovalRequired:
             span.set_attribute("antiphon.outcome", "needs_approval")
@@ -300,7 +299,8 @@ class TracedExecutor(Executor):
                 span.set_attribute("error.type", "tool_error")
                 span.set_status(StatusCode.ERROR)
             if self._run.captures_content:
-                output = result.output if isinstance(result.output, str) else encode_attribute(result.output)
+                text = result.output
+                output = limit_content(text) if isinstance(text, str) else encode_attribute(text)
                 span.set_attribute("gen_ai.tool.call.result", output)
             return result
         finally:

@@ -11,8 +11,9 @@ from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.limits import Limits
-from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted, read_outcome
-from antiphon.agent.unresolved import find_inherited
+from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted
+from antiphon.agent.run_stream import read_outcome
+from antiphon.agent.unresolved_calls import find_inherited
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json

@@ -36,7 +36,7 @@ from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress,
 from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
-from antiphon.agent.unresolved import list_unresolved
+from antiphon.agent.unresolved_calls import list_unresolved
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import (

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import ConfigError
 from antiphon.protocol import validation
 from antiphon.protocol.items import Item
@@ -34,10 +35,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
     client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
-    accepted the request, before its first delta. A backend that reads an answer of unknown size stops it at `limits`,
-    with `limits.make_error`. The engine checks the deltas against them, too. URLs in `items` that another server
-    fetches must follow `outbound`. `load_deferred` loads the tools of the empty namespaces in `request.tools`, before
-    the first tool search of the turn. It returns the tools, and the deltas of the items that list them.
+    accepted the request, at the latest with the first delta. A backend that reads an answer of unknown size stops it
+    at `limits`, with `limits.make_error`. The engine checks the deltas against them, too. URLs in `items` that another
+    server fetches must follow `outbound`. `text_items` is the same list as `items` if the engine has found no media in
+    it. `load_deferred` loads the tools of the empty namespaces in `request.tools`, before the first tool search of the
+    turn. It returns the tools, and the deltas of the items that list them.
     """
 
     request: CreateRequest
@@ -54,6 +56,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     load_deferred: Callable[[], Awaitable[tuple[list[Tool | Unknown], list[Delta]]]] | None = None
     limits: AnswerLimits = AnswerLimits()
     outbound: OutboundRules = OutboundRules()
+    text_items: list[Item | Unknown] | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +107,18 @@ _HINTS = (
     "service_tier",
     "user",
 )
+_get_hints = attrgetter(*_HINTS)
+_NO_HINTS = (None,) * len(_HINTS)
 
 
 def list_hint_parameters(request: CreateRequest) -> list[str]:
     """Return the parameters of a request that do not change the answer, for `Capabilities.list_ignored`."""
-    hints = [name for name in _HINTS if getattr(request, name) not in (None, {})]
-    if request.service_tier in ("auto", "default"):  # these request nothing
-        hints.remove("service_tier")
+    values = _get_hints(request)
+    hints: list[str] = []
+    if values != _NO_HINTS:  # most requests have none
+        hints = [name for name, value in zip(_HINTS, values, strict=True) if value not in (None, {})]
+        if request.service_tier in ("auto", "default"):  # these request nothing
+            hints.remove("service_tier")
     if request.text is not None and request.text.verbosity is not None:
         hints.append("text.verbosity")
     return hints
@@ -151,8 +159,8 @@ class Backend(Protocol):
     def models(self) -> Sequence[Model]:
         """Return the models that are known now."""
 
-    async def stream(self, turn: Turn) -> Deltas:
-        """Start the turn and return its deltas."""
+    def stream(self, turn: Turn) -> Awaitable[Deltas]:
+        """Start the turn and return its deltas. An `async` method, or one that returns the result of another."""
 
     async def count_tokens(self, turn: Turn) -> int:
         """Return the number of input tokens of this turn."""

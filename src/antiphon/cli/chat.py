@@ -18,7 +18,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 
 if TYPE_CHECKING:
-    from antiphon.config import Settings
+    from antiphon.config.settings import Settings
 
 HELP = """\
 /new    start a new conversation
@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
         model = arguments.model or next(iter(client.models()), None)
         if model is None:
             raise AntiphonError("The server has no model.")
-        where = client.url if isinstance(client, ServerClient) else "this process"
+        where = client.shown_url if isinstance(client, ServerClient) else "this process"
         writer.note(f"{model} in {where}. /help lists the commands.")
         session = ChatSession(client, writer, model=model, instructions=arguments.instructions)
         return _run_session(session, writer, _read_lines(live=live), live=live)

@@ -14,7 +14,8 @@ from antiphon.cli.codex_config import CodexOptions, format_catalogue, merge_conf
 from antiphon.cli.server_client import ListedModel, ServerClient, ServerUnreachable
 from antiphon.cli.settings import load_settings, read_key, server_url
 from antiphon.cli.toml_document import MergeError
-from antiphon.config import Settings, environment
+from antiphon.config.loading import environment
+from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError, ConfigError
 
 

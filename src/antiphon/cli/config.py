@@ -8,17 +8,21 @@ from antiphon.backends.registry import create
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
 from antiphon.cli.stored_keys import has_deciding_keys
-from antiphon.config import Settings, find_file
+from antiphon.config.limits import lacks_default_price
+from antiphon.config.loading import find_file
+from antiphon.config.readers import ConfigProblems, ProblemCollector, hide_password
+from antiphon.config.settings import Settings
 from antiphon.engine.assembly import make_containers
 from antiphon.engine.sealing import read_secrets
 from antiphon.engine.serve.routing import parse_target
 from antiphon.server.agent import load_agent_tools
 from antiphon.server.exposure import check_exposure
-from antiphon.setting_readers import ConfigProblems, ProblemCollector, hide_password
 from antiphon.store.location import locate_store
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.registry import create_hosted_tools
 from antiphon.upstream.addresses import OutboundRules
+
+_UNPRICED = 'cost_per_month: models without a price cost nothing. [prices."*"] is a price for all of them.'
 
 
 def run(arguments: Namespace) -> int:
@@ -84,12 +88,13 @@ def find_backend_problems(settings: Settings) -> list[str]:
 
 
 def find_warnings(settings: Settings, *, has_stored_keys: bool) -> list[str]:
-    """Return the warnings that a server with these settings would log."""
+    """Return the warnings that a server with these settings would log, and those about doubtful limits."""
     found = ProblemCollector()
     exposure = None
     with found.collect():
         exposure = check_exposure(settings, has_stored_keys=has_stored_keys)
-    return [*settings.warnings, *([exposure] if exposure else [])]
+    unpriced = lacks_default_price(settings.limits, settings.projects, settings.prices)
+    return [*settings.warnings, *([exposure] if exposure else []), *([_UNPRICED] if unpriced else [])]
 
 
 def _summarize(settings: Settings, file: str) -> Iterator[str]:

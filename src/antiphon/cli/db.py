@@ -4,18 +4,20 @@ import asyncio
 import sys
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.cli.settings import load_settings
-from antiphon.config import Settings
+from antiphon.config.readers import hide_password
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
-from antiphon.setting_readers import hide_password
 from antiphon.store.limits import DEFAULT_LIMITS
-from antiphon.store.location import is_postgres, locate_files, locate_store
+from antiphon.store.location import is_postgres, locate_existing_store, locate_files, locate_store
 from antiphon.store.transfer import TransferStore, export_lines, import_lines
 
 
@@ -37,12 +39,17 @@ async def _show_status(settings: Settings, arguments: Namespace) -> None:
     if arguments.json:
         print(msgspec.json.encode({"store": hide_password(settings.store), **facts}).decode())
         return
-    state = "current" if facts["schema"] == facts["newest"] else f"not migrated, {facts['newest']} is current"
     print(f"store   {hide_password(settings.store)}")
-    print(f"schema  {facts['schema']} ({state})")
+    print(f"schema  {facts['schema']} ({_describe_schema(facts['schema'], facts['newest'])})")
     print(f"size    {facts['bytes'] / 1e6:.1f} MB")
     for name, count in facts["rows"].items():
         print(f"{name:15} {count:>10}")
+
+
+def _describe_schema(schema: int, newest: int) -> str:
+    if schema > newest:
+        return f"of a newer version of Antiphon, this one supports up to {newest}"
+    return "current" if schema == newest else f"not migrated, {newest} is current"
 
 
 async def _migrate(settings: Settings, _: Namespace) -> None:
@@ -53,7 +60,7 @@ async def _migrate(settings: Settings, _: Namespace) -> None:
 
 
 async def _expire(settings: Settings, _: Namespace) -> None:
-    store = locate_store(settings.store)
+    store = locate_existing_store(settings.store)
     await store.open()
     try:
         deleted = await store.expire(int(time.time()))
@@ -83,15 +90,36 @@ async def _expire_files(settings: Settings) -> int:
 
 async def _export(settings: Settings, arguments: Namespace) -> None:
     path: Path | None = arguments.output
-    file = sys.stdout.buffer if path is None else path.open("xb")
+    async with _open(settings, is_import=False) as store:
+        _check_exported_schema(*await store.read_schema(), shown=hide_password(settings.store))
+        if path is None:
+            await _write_export(store, sys.stdout.buffer)
+            return
+        with path.open("xb") as file, _delete_incomplete(path):
+            await _write_export(store, file)
+
+
+@contextmanager
+def _delete_incomplete(path: Path) -> Iterator[None]:
+    """Delete a file after an error: it would stop the next attempt."""
     try:
-        async with _open(settings, is_import=False) as store:
-            async for line in export_lines(store):
-                file.write(line)
-        file.flush()
-    finally:
-        if path is not None:
-            file.close()
+        yield
+    except BaseException:
+        path.unlink()
+        raise
+
+
+async def _write_export(store: TransferStore, file: BinaryIO) -> None:
+    async for line in export_lines(store):
+        file.write(line)
+    file.flush()
+
+
+def _check_exported_schema(schema: int, newest: int, *, shown: str) -> None:
+    if schema == newest:
+        return
+    advice = "Use a newer version of Antiphon" if schema > newest else "Run antiphon db migrate first"
+    raise ConfigError(f"{shown} has schema version {schema}, and an export needs version {newest}. {advice}.")
 
 
 async def _import(settings: Settings, arguments: Namespace) -> None:
@@ -120,5 +148,5 @@ async def _open(settings: Settings, *, is_import: bool) -> AsyncIterator[Transfe
 
         store = locate_store(url)
         assert isinstance(store, SqliteStore)
-        with open_sqlite(store.path, is_import=is_import) as file:
+        with open_sqlite(store.path, ledger=settings.data_dir / LEDGER_FILE, is_import=is_import) as file:
             yield file

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.cli.doctor_checks import Finding, check_clock, check_server, problem
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
-from antiphon.setting_readers import ConfigProblems
+from antiphon.config.readers import ConfigProblems
 
 
 def run(arguments: Namespace) -> int:

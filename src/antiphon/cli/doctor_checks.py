@@ -19,16 +19,31 @@ from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.cli.config import find_problems, find_warnings
 from antiphon.cli.extras import find_missing_packages
 from antiphon.cli.settings import server_url
-from antiphon.cli.stored_keys import has_deciding_keys
-from antiphon.config import BackendSettings, Settings, find_file
-from antiphon.engine.assembly import SEAL_FILE
+from antiphon.cli.stored_keys import has_deciding_keys, inspect_store
+from antiphon.config.loading import find_file
+from antiphon.config.readers import hide_password
+from antiphon.config.settings import BackendSettings, Settings
+from antiphon.engine.assembly import SEAL_FILE, make_sealer
+from antiphon.engine.node_settings import (
+    SETTINGS_QUESTION,
+    compare_nodes,
+    decode_nodes,
+    describe_node,
+    make_setting_digests,
+)
 from antiphon.engine.sealing import load_secrets, read_secrets
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.server.listener import bind_socket
-from antiphon.setting_readers import hide_password
 from antiphon.store.condition import StoreCondition
 from antiphon.store.location import is_postgres, locate_store
 from antiphon.store.sqlite.store import SqliteStore
+from antiphon.tools.hosted.code_interpreter.prepare import (
+    COMMAND,
+    find_compilation,
+    find_stage,
+    locate_cache,
+    name_compiled_file,
+)
 from antiphon.upstream.error_mapping import REFUSED
 
 _TIMEOUT_SECONDS = 5.0
@@ -40,7 +55,9 @@ _LOW_SPACE_FACTOR = 16
 _OTHER_USERS = 0o077
 _GGUF = b"GGUF"
 _SHOWN_MODELS = 5
+_SHOWN_NODES = 5
 _OK = 200
+_CODE = "code sandbox"
 _SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
 
 Status = Literal["ok", "warning", "problem"]
@@ -79,7 +96,9 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     findings = check_settings(settings, config, has_stored_keys=await has_deciding_keys(settings))
     for found in results:
         findings += found
-    return [*findings, *check_extras(settings), check_clock()]
+    if is_postgres(settings.store) and not settings.stateless and all(each.status != "problem" for each in results[0]):
+        findings += await _run_check("nodes", check_nodes(settings))
+    return [*findings, *check_extras(settings), *check_code_interpreter(settings), check_clock()]
 
 
 async def _run_check(name: str, check: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
@@ -106,23 +125,17 @@ def check_settings(settings: Settings, config: Path | None, *, has_stored_keys: 
 async def check_store(settings: Settings) -> list[Finding]:
     if settings.stateless or settings.store.startswith("memory:"):
         return [ok("store", "in memory: nothing is stored on disk")]
-    shown = hide_password(settings.store)
+    condition = await inspect_store(settings.store)
+    findings = [] if condition is None else list(_judge_store(hide_password(settings.store), condition))
     if is_postgres(settings.store):
-        from antiphon.store.postgres.inspection import inspect_database
-
-        return list(_judge_store(shown, await inspect_database(settings.store)))
+        return findings
     store = locate_store(settings.store)
     assert isinstance(store, SqliteStore)
     path = store.path.absolute()
-    findings: list[Finding] = []
-    if path.exists():
-        from antiphon.store.sqlite.inspection import inspect_file
-
-        findings += _judge_store(shown, await asyncio.to_thread(inspect_file, path))
-        if path.stat().st_mtime > time.time() + _DAY:
-            findings.append(warning("clock", f"{path} was changed in the future", "Check the date of this machine."))
-    else:
+    if condition is None:
         findings.append(_judge_new_file(path))
+    elif path.stat().st_mtime > time.time() + _DAY:
+        findings.append(warning("clock", f"{path} was changed in the future", "Check the date of this machine."))
     findings.append(_check_disk(path, settings.store_min_free_bytes))
     return findings
 
@@ -143,6 +156,28 @@ def _judge_store(shown: str, condition: StoreCondition) -> Iterable[Finding]:
     if abs(condition.clock_offset) > _MAX_CLOCK_OFFSET:
         text = f"the clock of the database differs by {condition.clock_offset:+.0f} seconds"
         yield warning("clock", text, "Synchronize the clocks of both machines, for example with NTP.")
+
+
+async def check_nodes(settings: Settings) -> list[Finding]:
+    """Compare these settings with those of the running nodes."""
+    from antiphon.store.postgres.inspection import ask_processes
+
+    url = settings.store_listen_url or settings.store
+    started = time.monotonic()
+    answers = await ask_processes(url, SETTINGS_QUESTION, seconds=_PROBE_SECONDS)
+    seconds = time.monotonic() - started
+    nodes = decode_nodes(answers)
+    if not nodes:
+        return [ok("nodes", "none is running on this database")]
+    if not settings.seal_keys and not (settings.data_dir / SEAL_FILE).exists():
+        text = f"running: {len(nodes)}. The settings have no seal_keys to compare with theirs"
+        return [warning("nodes", text, "Set the seal_keys of the nodes.")]
+    own = describe_node(make_setting_digests(settings, make_sealer(settings)))
+    differences = list(compare_nodes(own, nodes, seconds=seconds))
+    advice = "Use the same settings file on all nodes, and reload or restart them."
+    return [warning("nodes", text, advice) for text in differences] or [
+        ok("nodes", f"{len(nodes)} with these settings: {', '.join(node.name for node in nodes[:_SHOWN_NODES])}")
+    ]
 
 
 def _judge_new_file(path: Path) -> Finding:
@@ -247,6 +282,25 @@ def check_extras(settings: Settings) -> list[Finding]:
     others = ", ".join(extra for extra, packages in missing.items() if packages and extra not in needed)
     absent = f"; not installed and not needed by the settings: {others}" if others else ""
     return [*findings, ok("extras", f"installed: {installed}{absent}")]
+
+
+def check_code_interpreter(settings: Settings) -> list[Finding]:
+    """Show if the interpreter of the WebAssembly sandbox is compiled. Without the tool there is nothing to show."""
+    options = settings.code_interpreter
+    if settings.stateless or not options.enabled or options.sandbox != "wasm" or name_compiled_file() is None:
+        return []
+    folder = locate_cache(settings)
+    seconds = find_compilation(folder)
+    if find_stage(folder) is not None:
+        return [
+            ok(_CODE, f"compiled in {folder}" + ("" if seconds is None else "; a faster version is being compiled"))
+        ]
+    if seconds is not None:
+        return [ok(_CODE, f"being compiled into {folder}, for {seconds:.0f} seconds so far; calls wait for it")]
+    if options.compile_at_start:
+        return [ok(_CODE, f"not compiled yet: the next start of a server compiles it into {folder}")]
+    text = f"not compiled: the first call compiles it into {folder}, which takes minutes"
+    return [warning(_CODE, text, f"Run: python -m {COMMAND}")]
 
 
 def check_clock() -> Finding:

@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from antiphon.cli.download import ProgressBar
-from antiphon.cli.prompts import connect
-from antiphon.cli.server_client import ServerClient
+from antiphon.cli.server_client import ServerClient, connect
 from antiphon.errors import AntiphonError
 
 _PAGE = 100

@@ -3,16 +3,18 @@
 import asyncio
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from antiphon.cli.missing_store import is_missing
 from antiphon.cli.settings import load_settings
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
 from antiphon.store.keys import KeyStore, StoredKey, compute_digest, generate_key, generate_secret
-from antiphon.store.location import locate_store
+from antiphon.store.location import find_missing_file, locate_store
 
 _COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
 
@@ -27,6 +29,11 @@ def run(arguments: Namespace) -> int:
 
 async def _execute(url: str, arguments: Namespace) -> None:
     commands = {"create": _create, "list": _list, "revoke": _revoke, "rotate": _rotate}
+    if arguments.keys_command == "list" and is_missing(url):
+        _print_keys([], arguments)
+        return
+    if arguments.keys_command in ("revoke", "rotate") and find_missing_file(url):
+        raise _make_unknown_key(arguments.id)
     store = locate_store(url)
     await store.open()
     try:
@@ -47,7 +54,10 @@ async def _create(store: Store, arguments: Namespace) -> None:
 
 
 async def _list(store: KeyStore, arguments: Namespace) -> None:
-    keys = await store.list_keys()
+    _print_keys(await store.list_keys(), arguments)
+
+
+def _print_keys(keys: Sequence[StoredKey], arguments: Namespace) -> None:
     now = time.time()
     if arguments.json:
         print(msgspec.json.encode([_describe(key, now) for key in keys]).decode())
@@ -80,7 +90,11 @@ async def _find(store: KeyStore, key_id: str) -> StoredKey:
     for key in await store.list_keys():
         if key.id == key_id:
             return key
-    raise ConfigError(f"There is no key {key_id!r}. 'antiphon keys list' shows the ids.")
+    raise _make_unknown_key(key_id)
+
+
+def _make_unknown_key(key_id: str) -> ConfigError:
+    return ConfigError(f"There is no key {key_id!r}. 'antiphon keys list' shows the ids.")
 
 
 def _print_secret(key: StoredKey, secret: str, arguments: Namespace) -> None:

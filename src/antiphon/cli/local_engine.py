@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from antiphon.cli.server_client import Events
-from antiphon.config import DEFAULT_PROJECT, Settings
+from antiphon.config.settings import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest

@@ -468,10 +468,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe has closed it. Python flushes the buffer at exit, so it needs a file that still works.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AntiphonError, OSError) as error:
         print(f"antiphon: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    finally:
+        _discard_unwritable_output()
     return status
+
+
+def _discard_unwritable_output() -> None:
+    """Replace a closed pipe or terminal. Python flushes both at exit, and ends with status 120 if that fails."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -11,7 +11,7 @@ from antiphon.backends.embedded.weights import find_weights
 from antiphon.backends.registry import create
 from antiphon.cli.server_client import ServerClient
 from antiphon.cli.settings import load_settings, read_key, upstream_backend
-from antiphon.config import BackendSettings, Settings
+from antiphon.config.settings import BackendSettings, Settings
 from antiphon.errors import ConfigError
 
 Rows = list[tuple[str, str]]
@@ -21,7 +21,7 @@ Rows = list[tuple[str, str]]
 def run(arguments: Namespace) -> int:
     if arguments.url:
         client = ServerClient(arguments.url, key=read_key(arguments))
-        _print_table([(model, arguments.url) for model in client.models()])
+        _print_table([(model, client.shown_url) for model in client.models()])
         return 0
     settings = load_settings(arguments, backends=upstream_backend(arguments))
     rows: Rows = []

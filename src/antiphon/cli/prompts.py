@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.cli.server_client import ServerClient
-from antiphon.cli.settings import load_settings, read_key, server_url
+from antiphon.cli.server_client import connect
 from antiphon.errors import AntiphonError
 from antiphon.protocol.prompt import PromptDefinition
 
@@ -28,16 +27,6 @@ def run(arguments: Namespace) -> int:
         shown = client.prompt(arguments.id, version=arguments.version)
         print(json.dumps(msgspec.to_builtins(shown), indent=2, ensure_ascii=False))
     return 0
-
-
-def connect(arguments: Namespace) -> ServerClient:
-    """Return a client for the server that `--url` names, else for the configured server."""
-    key = read_key(arguments)
-    if arguments.url:
-        return ServerClient(arguments.url, key=key)
-    settings = load_settings(arguments)
-    own_key = settings.api_keys[0].key if settings.api_keys else None
-    return ServerClient(server_url(settings), key=key or own_key)
 
 
 def _read_template(path: Path) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from antiphon.cli.settings import read_settings
-from antiphon.config import environment, find_file
+from antiphon.config.loading import environment, find_file
+from antiphon.config.readers import expand_path, locate_data_dir
 from antiphon.errors import ConfigError
-from antiphon.server.running_servers import ReloadResult, RunningServer, find_server, list_servers
-from antiphon.setting_readers import expand_path, locate_data_dir
+from antiphon.server.running_servers import FOLDER, ReloadResult, RunningServer, find_server, list_servers
 
 _POLL_SECONDS = 0.05
 
@@ -58,7 +58,7 @@ def _read_data_dir(path: Path | None) -> str | None:
 
 
 def _choose_server(data_dir: Path, pid: int | None, problem: ConfigError | None) -> RunningServer:
-    servers = list_servers(data_dir)
+    servers = [server for server in list_servers(data_dir / FOLDER) if server.is_local]
     if pid is not None:
         servers = [server for server in servers if server.pid == pid]
     if len(servers) == 1:
@@ -75,7 +75,7 @@ def _choose_server(data_dir: Path, pid: int | None, problem: ConfigError | None)
 def _wait_for_result(data_dir: Path, server: RunningServer, seconds: float) -> ReloadResult:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        now = find_server(data_dir, server.pid)
+        now = find_server(data_dir / FOLDER, server.pid)
         if now is not None and now.reloads > server.reloads:
             return now.result
         time.sleep(_POLL_SECONDS)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from antiphon.agent.agent import Agent
 from antiphon.agent.journal import load
-from antiphon.agent.outcome import Outcome, RunEvents, read_outcome
+from antiphon.agent.outcome import Outcome, RunEvents
 from antiphon.agent.ownership import is_executed
 from antiphon.agent.run_records import prune_runs
+from antiphon.agent.run_stream import read_outcome
 from antiphon.agent.tracing import flush_traces
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
@@ -33,7 +34,7 @@ from antiphon.cli.run_options import (
 from antiphon.cli.run_report import JsonReport, RunReport, TerminalReport, describe_call, describe_end
 from antiphon.cli.server_client import ServerClient, find_running_server
 from antiphon.cli.settings import load_settings, read_secret
-from antiphon.config import DEFAULT_PROJECT, Settings
+from antiphon.config.settings import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, RunTaken
@@ -204,7 +205,7 @@ async def _open_transport(
     client = await asyncio.to_thread(_find_server, settings, options)
     if client is not None:
         model = options.model or _first_model(await asyncio.to_thread(client.models))
-        report.note(f"{model} in {client.url}")
+        report.note(f"{model} in {client.shown_url}")
         transport = HttpTransport(f"{client.url}/v1", api_key=client.key)
         try:
             yield transport, model

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.agent.limits import Limits, Prices
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError
 
 LEDGER_FILE = "runs.db"

@@ -116,7 +116,9 @@ class TerminalReport:
         self._writer.note(f"{outcome.run_id}: {count}")
 
     def _format_usage(self, usage: Usage) -> str:
-        cost = "" if self._prices is None else f", {format_cost(self._prices.of(usage), self._prices.currency)}"
+        cost = (
+            "" if self._prices is None else f", {format_cost(self._prices.compute_cost(usage), self._prices.currency)}"
+        )
         return f"{usage.total_tokens:,} tokens{cost}"
 
 

@@ -27,7 +27,7 @@ from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE, delete_run_options, find_run_options
 from antiphon.cli.run_report import as_text, describe_call, describe_pending, format_cost, shorten
 from antiphon.cli.settings import load_settings
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.ledger import Ledger, RunSummary
 from antiphon.protocol.json_text import JsonObject

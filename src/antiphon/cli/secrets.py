@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.upstream.redaction import mask_secrets
 
 # Names of settings and of options of backends. All texts in a table with such a name are secrets too.

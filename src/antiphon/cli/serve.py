@@ -14,9 +14,9 @@ from typing import Any
 
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
-from antiphon.config import Settings
+from antiphon.config.readers import hide_password
+from antiphon.config.settings import Settings
 from antiphon.server.reload import hold_signal
-from antiphon.setting_readers import hide_password
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import secrets
+from argparse import Namespace
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from antiphon.cli.settings import server_url
+from antiphon.cli.settings import load_settings, read_key, server_url
+from antiphon.config.readers import hide_password
 from antiphon.errors import AntiphonError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Event
@@ -21,7 +23,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import SseDecoder
 
 if TYPE_CHECKING:
-    from antiphon.config import Settings
+    from antiphon.config.settings import Settings
 
 CONNECT_SECONDS = 5
 _BOUNDARY = f"antiphon-{secrets.token_hex(16)}"
@@ -56,6 +58,7 @@ class ServerClient:
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.shown_url = hide_password(self.url)
         self.key = key
         self._secure, self._host, self._port, self._path = _split_url(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
@@ -71,7 +74,9 @@ class ServerClient:
             try:
                 return msgspec.json.decode(reply.read(), type=_ModelList).data
             except msgspec.DecodeError:
-                raise AntiphonError(f"The server at {self.url} does not list models. Is it an API server?") from None
+                raise AntiphonError(
+                    f"The server at {self.shown_url} does not list models. Is it an API server?"
+                ) from None
 
     def define_prompt(self, definition: PromptDefinition) -> Prompt:
         with self._send_request("POST", "/v1/prompts", encode(definition)) as reply:
@@ -122,8 +127,8 @@ class ServerClient:
         try:
             return msgspec.json.decode(reply.read(), type=kind)
         except msgspec.DecodeError:
-            reason = "does not support prompts. Is it an Antiphon server?"
-            raise AntiphonError(f"The server at {self.url} {reason}") from None
+            message = f"The server at {self.shown_url} sent an answer that is not valid. Is it an Antiphon server?"
+            raise AntiphonError(message) from None
 
     @contextmanager
     def _send_request(
@@ -137,7 +142,7 @@ class ServerClient:
                         raise _read_error(reply)
                     yield reply
             except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-                raise AntiphonError(f"The connection to {self.url} was lost: {_describe_cause(error)}.") from None
+                raise AntiphonError(f"The connection to {self.shown_url} was lost: {_describe_cause(error)}.") from None
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -145,23 +150,31 @@ class ServerClient:
         try:
             connection.connect()
         except OSError as error:
-            raise ServerUnreachable(f"Cannot connect to {self.url}: {error.strerror or error}.") from None
+            raise ServerUnreachable(f"Cannot connect to {self.shown_url}: {error.strerror or error}.") from None
         connection.sock.settimeout(READ_SECONDS)
         return connection
 
 
 def find_running_server(settings: "Settings", *, key: str | None) -> ServerClient | None:
-    """Return a client for the configured server, or None if it does not run.
-
-    Without `key` the first key of the settings is used. It belongs to this server and is sent to no other address.
-    """
-    own_key = settings.api_keys[0].key if settings.api_keys else None
-    client = ServerClient(server_url(settings), key=key or own_key)
+    """Return a client for the configured server, or None if it does not run."""
+    client = _make_client(settings, key)
     try:
         client.models()
     except ServerUnreachable:
         return None
     return client
+
+
+def connect(arguments: Namespace) -> ServerClient:
+    """Return a client for the server that `--url` names, else for the configured server."""
+    key = read_key(arguments)
+    return ServerClient(arguments.url, key=key) if arguments.url else _make_client(load_settings(arguments), key)
+
+
+def _make_client(settings: "Settings", key: str | None) -> ServerClient:
+    # The first key of the settings belongs to this server and is sent to no other address.
+    own_key = settings.api_keys[0].key if settings.api_keys else None
+    return ServerClient(server_url(settings), key=key or own_key)
 
 
 def _split_url(url: str) -> tuple[bool, str, int | None, str]:
@@ -172,7 +185,7 @@ def _split_url(url: str) -> tuple[bool, str, int | None, str]:
             return parts.scheme == "https", parts.hostname, parts.port, parts.path
     except ValueError:
         pass  # invalid brackets or port
-    raise AntiphonError(f"{url!r} is not a valid server URL: use http://HOST:PORT.")
+    raise AntiphonError(f"{hide_password(url)!r} is not a valid server URL: use http://HOST:PORT.")
 
 
 def _describe_cause(error: Exception) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from antiphon.config import Settings, environment, load
+from antiphon.config.loading import environment, load
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 
 UPSTREAM_BACKEND = "upstream"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError
 from antiphon.server.exposure import is_local_host
 from antiphon.store.condition import StoreCondition

@@ -4,7 +4,7 @@ from argparse import Namespace
 from urllib.parse import quote
 
 from antiphon.cli.files import index_files, list_pages, upload_files
-from antiphon.cli.prompts import connect
+from antiphon.cli.server_client import connect
 
 
 def run(arguments: Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.cli.missing_store import is_missing
 from antiphon.cli.settings import load_settings
 from antiphon.errors import ConfigError
 from antiphon.store.location import locate_store
@@ -30,7 +31,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("A memory store has no lasting usage: its data is lost when the server ends.")
     end = int(time.time())
     start = end - end % DAY - (arguments.days - 1) * DAY
-    rows = asyncio.run(_read(settings.store, start, end))
+    rows = [] if is_missing(settings.store) else asyncio.run(_read(settings.store, start, end))
     groups = _total(rows, _FIELDS[arguments.by])
     days = _total(rows, "started_at")
     if arguments.json:

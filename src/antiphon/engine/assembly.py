@@ -3,10 +3,11 @@
 import logging
 
 from antiphon.backends.registry import create
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.containers.containers import Containers
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader
+from antiphon.engine.node_settings import make_setting_digests
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.errors import ConfigError
@@ -50,9 +51,17 @@ def build_engine(settings: Settings) -> Engine:
         chain_cache_bytes=settings.store_cache_bytes,
         connections=settings.store_connections,
         listen_url=settings.store_listen_url,
+        max_conversations=settings.max_conversations,
+        max_prompts=settings.max_prompts,
+        max_keys=settings.max_keys,
+        max_files=settings.files.max_files,
+        max_uploads=settings.files.max_uploads,
+        max_upload_parts=settings.files.max_upload_parts,
+        max_vector_stores=settings.files.max_vector_stores,
+        max_vector_store_files=settings.files.max_vector_store_files,
     )
     store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
-    return Engine(
+    engine = Engine(
         backends=backends,
         store=store,
         policy=make_policy(settings),
@@ -69,6 +78,8 @@ def build_engine(settings: Settings) -> Engine:
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),
         containers=make_containers(settings, store),
     )
+    engine.node_settings.digests = make_setting_digests(settings, sealer)
+    return engine
 
 
 async def reconfigure(engine: Engine, old: Settings, new: Settings) -> None:
@@ -93,6 +104,7 @@ async def reconfigure(engine: Engine, old: Settings, new: Settings) -> None:
         hosted_tools=tools,
         configuration_id=make_configuration_id(new, engine.sealer),
     )
+    engine.node_settings.digests = make_setting_digests(new, engine.sealer)
 
 
 def make_containers(settings: Settings, store: Store) -> Containers | None:
@@ -141,6 +153,8 @@ def make_policy(settings: Settings) -> Policy:
         background_lease_seconds=settings.background_lease_seconds,
         background_limits=make_run_limits(settings),
         event_page_bytes=settings.event_page_bytes,
+        history_budget_bytes=settings.history_budget_bytes,
+        history_wait_seconds=settings.history_wait_seconds,
         first_delta_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,

@@ -5,24 +5,33 @@ from collections.abc import Sequence
 from typing import Literal
 
 from antiphon import offload
+from antiphon.engine.expiry import compute_expiry
 from antiphon.engine.items import ItemPage, check_item_ids, make_page, normalize_item
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.counts import check_parts
 from antiphon.engine.prepare.parameters import check_configuration_updates
 from antiphon.engine.prepare.references import load_referenced_items
+from antiphon.engine.prepare.unknown_types import check_unknown_types
 from antiphon.engine.respond.ids import Mint
-from antiphon.engine.respond.persistence import compute_expiry
 from antiphon.engine.storage_quota import StorageQuota
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
+from antiphon.store.history_budget import HistoryBudget, HistoryShare
 
 
 class Conversations:
-    def __init__(self, store: Store, policy: Policy, quota: StorageQuota | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        quota: StorageQuota | None = None,
+        histories: HistoryBudget | None = None,
+    ) -> None:
         self._store = store
+        self._histories = histories or HistoryBudget()
         self.policy = policy
         self.quota = quota
 
@@ -31,8 +40,10 @@ class Conversations:
     ) -> Conversation:
         mint = Mint()
         conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
-        stored = await self._prepare_items(project, items, mint)
-        await self._store.create_conversation(project, conversation, stored, expires_at=compute_expiry(self.policy))
+        expires_at = compute_expiry(self.policy)
+        with self._histories.open(project) as share:
+            stored = await self._prepare_items(project, items, mint, share)
+            await self._store.create_conversation(project, conversation, stored, expires_at=expires_at)
         return conversation
 
     async def retrieve(self, project: str, conversation_id: str) -> Conversation:
@@ -47,19 +58,24 @@ class Conversations:
             raise _not_found(conversation_id)
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
-        stored = await self._prepare_items(project, items, Mint())
-        if not await self._store.append_items(project, conversation_id, stored, expires_at=compute_expiry(self.policy)):
-            raise _not_found(conversation_id)
+        expires_at = compute_expiry(self.policy)
+        with self._histories.open(project) as share:
+            stored = await self._prepare_items(project, items, Mint(), share)
+            if not await self._store.append_items(project, conversation_id, stored, expires_at=expires_at):
+                raise _not_found(conversation_id)
         return make_page(stored, has_more=False)
 
-    async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
+    async def _prepare_items(
+        self, project: str, items: Sequence[Item | Unknown], mint: Mint, share: HistoryShare
+    ) -> list[Item | Unknown]:
         """Check the items, give them ids, and replace references by the stored items."""
         if self.quota is not None:
             await self.quota.check(project)
         check_item_ids(items, param="items")
         check_parts(items, self.policy, param="items")
+        check_unknown_types(items, param="items", is_forwarded=True)
         check_configuration_updates(items, param="items")
-        loaded = await load_referenced_items(items, project=project, store=self._store, param="items")
+        loaded = await load_referenced_items(items, project=project, store=self._store, param="items", share=share)
         return await offload.run(
             lambda: [loaded.get(index) or normalize_item(item, mint) for index, item in enumerate(items)]
         )

@@ -1,9 +1,8 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -16,17 +15,21 @@ from antiphon.engine.background.responses import BackgroundResponses, Background
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
+from antiphon.engine.expiry import ExpirySweeper, claim_effect, compute_expiry
 from antiphon.engine.files.loader import FileServiceLoader, StoredImages, VectorSearch
+from antiphon.engine.foreground import ForegroundResponses
 from antiphon.engine.items import ItemPage, make_page, normalize_items
+from antiphon.engine.node_settings import NodeSettings
 from antiphon.engine.observer import EngineObserver
-from antiphon.engine.peers import Peers
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.history import may_load_items
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
-from antiphon.engine.respond.persistence import ExpirySweeper, SessionSink, StoreSink, compute_expiry
-from antiphon.engine.respond.response import begin_response
+from antiphon.engine.respond.connection_memory import ConnectionMemory
+from antiphon.engine.respond.pending_run import OnPending, PendingRun
+from antiphon.engine.respond.persistence import ConnectionSink, StoreSink
+from antiphon.engine.respond.response import begin_response, join_warnings
 from antiphon.engine.respond.run import ResponseSink, Run, empty_answer
-from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.respond.stateless import StatelessRun
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.serve.pipeline import Pipeline
@@ -36,21 +39,19 @@ from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
 from antiphon.engine.storage_quota import StorageQuota
 from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import InvalidRequest, NotFound, Unavailable
-from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
-from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.base import OnChange, RunKey, Store, StoredResponse
+from antiphon.store.encoded_response import EncodedResponse
+from antiphon.store.history_budget import HistoryBudget, HistoryShare
 from antiphon.store.keys import KeyStore
+from antiphon.store.peer_link import PeerLink
 from antiphon.tools.hosted.base import HostedServices
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS, HostedTools
 
 if TYPE_CHECKING:
     from antiphon.engine.files.service import FileService
     from antiphon.engine.telemetry import EngineTelemetry
-
-
-# The time for which an effect stays claimed if responses do not expire.
-_CLAIM_SECONDS = 365 * 24 * 60 * 60
 
 
 class Engine:
@@ -80,15 +81,15 @@ class Engine:
         self._store = store
         self.usage = UsageRecorder(store, self._policy.prices)
         self._quota = StorageQuota.make(store, self._policy)
-        self.conversations = Conversations(store, self._policy, self._quota)
+        self._histories = HistoryBudget(self._policy.history_budget_bytes, self._policy.history_wait_seconds)
+        self.conversations = Conversations(store, self._policy, self._quota, self._histories)
         self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
         self.reasoning = StoredReasoningSealer(sealer)
         self.sealer = sealer
         self.hosted_tools = hosted_tools
         self._pipeline = self._make_pipeline(backends, self._policy, hosted_tools)
         self._replaced = ReplacedPipelines()
-        self._running: dict[RunKey, Run] = {}
-        self._starting: set[asyncio.Task[object]] = set()
+        self._foreground = ForegroundResponses(lease=self._policy.background_lease_seconds)
         self._worker = Worker(
             store,
             self._pipeline,
@@ -96,6 +97,7 @@ class Engine:
             lease=self._policy.background_lease_seconds,
             limits=self._policy.background_limits,
             usage=self.usage,
+            histories=self._histories,
         )
         self._background = BackgroundResponses(
             store,
@@ -105,13 +107,12 @@ class Engine:
             page_bytes=self._policy.event_page_bytes,
         )
         self._sweeper = ExpirySweeper(store)
-        self._stopping = False
         self._is_draining = False
         self.ready = False
         self.has_stored_keys = False  # set at the start
         # Called at the start, before the models are loaded. An error stops the start.
         self.on_store_open: Callable[[], None] | None = None
-        self._peers: Peers | None = None
+        self.node_settings = NodeSettings()
 
     def _make_pipeline(self, backends: Mapping[str, Backend], policy: Policy, hosted_tools: HostedTools) -> Pipeline:
         return Pipeline(
@@ -122,7 +123,7 @@ class Engine:
             sealer=self.sealer,
             hosted_tools=hosted_tools,
             hosted_services=HostedServices(
-                claim=self._claim_effect,
+                claim=lambda project, key: claim_effect(self._store, self._policy, project, key),
                 file_search=VectorSearch(self._files),
                 containers=self.containers,
                 images=StoredImages(self._files),
@@ -130,16 +131,15 @@ class Engine:
             files=self._files,
         )
 
-    async def _claim_effect(self, project: str, key: str) -> bool:
-        """Claim an effect for as long as responses are stored, so that the claims do not fill the database."""
-        expires_at = compute_expiry(self._policy) or int(time.time()) + _CLAIM_SECONDS
-        return await self._store.claim_effect(project, key, expires_at=expires_at)
-
     async def start(self) -> None:
         """Open the store and start the backends. If that fails, close all that was opened."""
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.close)
+            if self._store.peer_link is not None:
+                self._foreground.connect(self._store.peer_link)
+                self.node_settings.start(self._store.peer_link)
+                stack.push_async_callback(self.node_settings.close)
             self.has_stored_keys = await self._store.has_keys()
             if self.on_store_open is not None:
                 self.on_store_open()
@@ -174,12 +174,14 @@ class Engine:
         self._quota = StorageQuota.make(self._store, policy)
         self.conversations.policy, self.conversations.quota = policy, self._quota
         self.prompts.max_bytes = policy.max_prompt_bytes
+        self._histories.reconfigure(policy.history_budget_bytes, wait_seconds=policy.history_wait_seconds)
         self._worker.reconfigure(pipeline, slots=policy.background_slots, limits=policy.background_limits)
         self._background.limits = policy.background_limits
 
     async def close(self) -> None:
         self.ready = False
         try:
+            await self.node_settings.close()
             await self._files.close()
             await self._sweeper.close()
             await self._background.close()
@@ -223,15 +225,14 @@ class Engine:
         """Record model calls, calls of hosted tools and background work. Must be called before `start`."""
         self._pipeline.trace(telemetry)
 
-    def connect(self, peers: Peers) -> None:
+    def connect(self, link: PeerLink, announce_change: OnChange) -> None:
         """Cancel and retrieve foreground responses of other processes, too, and announce changes to them."""
-        self._peers = peers
-        if not self._store.reports_changes:
-            self._background.announce_change = peers.announce_change
+        self._foreground.connect(link)
+        self._background.announce_change = announce_change
 
-    def receive_change(self, kind: str, response_id: str) -> None:
+    def receive_change(self, kind: str, response_id: str, last: int) -> None:
         """Handle a change that another process has announced."""
-        self._background.receive_change(kind, response_id)
+        self._background.receive_change(kind, response_id, last)
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -243,7 +244,7 @@ class Engine:
     @property
     def foreground_count(self) -> int:
         """The number of foreground responses in progress, including those whose model has not begun to answer."""
-        return len(self._running) + len(self._starting)
+        return self._foreground.count
 
     @property
     def background_count(self) -> int:
@@ -258,90 +259,104 @@ class Engine:
         return self._pipeline.models()
 
     async def create(
-        self, request: CreateRequest, *, project: str, key_id: str = "", session: ConnectionMemory | None = None
+        self,
+        request: CreateRequest,
+        *,
+        project: str,
+        key_id: str = "",
+        memory: ConnectionMemory | None = None,
+        on_pending: OnPending | None = None,
     ) -> Run | BackgroundRun:
         """Begin a response. Raises for every error that is known before the stream begins.
 
-        Its usage is counted for the key `key_id`. A request on a connection with a memory brings its `session`. A
-        response that the request fails to continue is removed from it.
+        Its usage is counted for the key `key_id`. A request on a WebSocket brings the `memory` of its connection. A
+        response that the request fails to continue is removed from it. `on_pending` may be called while the
+        upstream works on a streamed request.
         """
         pipeline = self._pipeline
         pipeline.acquire()
+        share = self._histories.open(project) if may_load_items(request) else None
         try:
-            run = await self._create(pipeline, request, project, key_id, session)
+            run = await self._create(pipeline, request, project, key_id, memory, share, on_pending)
         except BaseException as error:
-            pipeline.release()
-            if session is not None and isinstance(error, Exception):
-                session.forget(request.previous_response_id)
+            _release(pipeline, share)
+            if memory is not None and isinstance(error, Exception):
+                memory.forget(request.previous_response_id)
             raise
         if isinstance(run, BackgroundRun):
-            pipeline.release()
+            _release(pipeline, share)
         else:
-            run.on_end(pipeline.release)
+            run.on_end(partial(_release, pipeline, share))
         return run
 
     async def _create(
-        self, pipeline: Pipeline, request: CreateRequest, project: str, key_id: str, session: ConnectionMemory | None
+        self,
+        pipeline: Pipeline,
+        request: CreateRequest,
+        project: str,
+        key_id: str,
+        memory: ConnectionMemory | None,
+        share: HistoryShare | None,
+        on_pending: OnPending | None,
     ) -> Run | BackgroundRun:
         # A reload may replace the pipeline at any await: only the one that was acquired stays open.
-        if self._stopping:
-            raise Unavailable("The server is shutting down.")
+        self._foreground.check_accepting()
         if self._store.failure is not None and (request.store is not False or request.background):
             await self._store.check()  # refuse the request before the model is called
         if self._quota is not None and (request.store is not False or request.background):
             await self._quota.check(project)
-        prepared = await pipeline.prepare(request, project=project, session=session)
+        prepared = await pipeline.prepare(request, project=project, memory=memory, share=share)
         if prepared.turn.request.background:
             return await self._enqueue(prepared, project, key_id)
-        if request.generate is False:
-            serving = Serving(empty_answer(), None)
-        else:
-            serving = await self._serve(pipeline, prepared)
-        return self._run(prepared, serving, project, key_id, session)
-
-    async def _serve(self, pipeline: Pipeline, prepared: Prepared) -> Serving:
-        """Start the model call of a request. Until the response begins, `stop_runs` cancels the call."""
-        if self._stopping:
-            raise Unavailable("The server is shutting down.")
-        # A stream can report an error later, so it need not wait until the model answers.
         seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
-        task = asyncio.current_task()
-        assert task is not None
-        self._starting.add(task)
-        try:
-            return await pipeline.serve(prepared, first_delta_seconds=seconds)
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
-            task.uncancel()
-            raise Unavailable("The server is shutting down.") from None
-        finally:
-            self._starting.discard(task)
+        if request.generate is False:
+            run = self._make_run(prepared, project, memory, Serving(empty_answer(), None))
+        elif on_pending is not None and seconds is not None:
+            pending = PendingRun(
+                on_pending,
+                make_run=partial(self._make_run, prepared, project, memory),
+                on_begun=partial(self._record_end, prepared, project, key_id),
+            )
+            return await self._foreground.stream(pipeline, prepared, pending, project=project, seconds=seconds)
+        else:
+            # A stream can report an error later, so it need not wait until the model answers.
+            serving = await self._foreground.serve(pipeline, prepared, first_delta_seconds=seconds)
+            run = self._make_run(prepared, project, memory, serving)
+        self._foreground.add(project, run)
+        self._record_end(prepared, project, key_id, run)
+        return run
 
-    def _run(
-        self, prepared: Prepared, serving: Serving, project: str, key_id: str, session: ConnectionMemory | None
-    ) -> Run:
-        sink: ResponseSink = StoreSink(self._store, self._policy, project=project, input_items=prepared.input)
-        if session is not None:
-            sink = SessionSink(sink, session, prepared)
+    def _make_run(self, prepared: Prepared, project: str, memory: ConnectionMemory | None, serving: Serving) -> Run:
+        # A stream encodes its response within its last event.
+        encoded = None if prepared.turn.streamed else EncodedResponse()
+        sink: ResponseSink = StoreSink(
+            self._store,
+            self._policy,
+            project=project,
+            input_items=prepared.input,
+            has_own_ids=prepared.has_own_ids,
+            encoded=encoded,
+        )
+        if memory is not None:
+            sink = ConnectionSink(sink, memory, prepared)
         make_run = StatelessRun if self._policy.stateless else Run
-        run = make_run(
+        return make_run(
             begin_response(prepared, serving.candidate),
             serving.deltas,
             sink,
             request=prepared.turn.request,
             mint=prepared.mint,
-            warnings=_join_warnings(serving.warnings, prepared.warnings),
+            warnings=join_warnings(serving.warnings, prepared.warnings),
             limits=self._policy.answer_limits,
+            encoded=encoded,
         )
-        key = RunKey(project, run.response.id)
-        self._running[key] = run
-        run.on_end(lambda: self._running.pop(key, None))
+
+    def _record_end(self, prepared: Prepared, project: str, key_id: str, run: Run) -> None:
+        """Count a run and its usage when it ends."""
         observer = self._pipeline.observer
         if observer is not None:
             run.on_end(lambda: observer.count_response(run.response))
         run.on_end(lambda: self.usage.record_response(project, key_id, run.response, prepared))
-        return run
 
     async def _enqueue(self, prepared: Prepared, project: str, key_id: str) -> BackgroundRun:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
@@ -351,21 +366,20 @@ class Engine:
         traceparent = "" if telemetry is None else telemetry.format_traceparent()
         queued = QueuedRequest(request=request, minted=prepared.mint.minted, traceparent=traceparent, key_id=key_id)
         stored = StoredResponse(response=response, input=prepared.input, expires_at=compute_expiry(self._policy))
-        await self._background.enqueue(project, stored, await offload.run(codec.encode, queued))
-        return BackgroundRun(response, prepared.warnings, lambda: self._background.follow(key, -1))
+        return BackgroundRun(response, prepared.warnings, await self._background.enqueue(key, stored, queued))
 
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> tuple[int, Sequence[str]]:
         """Count the tokens that the model would read for a request. Return the count and warnings."""
-        with self._pipeline.in_use() as pipeline:
-            prepared = await pipeline.prepare(request, project=project)
+        with self._pipeline.in_use() as pipeline, self._histories.open(project) as share:
+            prepared = await pipeline.prepare(request, project=project, share=share)
             return await pipeline.count_tokens(prepared), prepared.warnings
 
     async def compact(
         self, request: CreateRequest, *, project: str, key_id: str = ""
     ) -> tuple[CompactedResponse, Sequence[str]]:
         """Compact the input of a request and the context it continues. Return the result and warnings."""
-        with self._pipeline.in_use() as pipeline:
-            prepared = await pipeline.prepare(request, project=project, repair=True)
+        with self._pipeline.in_use() as pipeline, self._histories.open(project) as share:
+            prepared = await pipeline.prepare(request, project=project, repair=True, share=share)
             compacted = await pipeline.compact(prepared)
         if self._pipeline.observer is not None:
             self._pipeline.observer.count_tokens(prepared.turn.request.model or "", compacted.usage)
@@ -384,41 +398,32 @@ class Engine:
 
         Raises InvalidRequest for a foreground response that has ended.
         """
-        key = RunKey(project, response_id)
-        cancelled = await self.cancel_foreground(project, response_id)
+        cancelled = await self._foreground.cancel(project, response_id)
         if cancelled is not None:
             return cancelled
         stored = await self._store.load(project, response_id)
         if stored is None:
-            cancelled = None if self._peers is None else await self._peers.cancel(project, response_id)
-            if cancelled is None:
-                raise _not_found(response_id)
-            return cancelled
+            unanswered: Unavailable | None = None
+            try:
+                cancelled = await self._foreground.cancel_elsewhere(project, response_id)
+            except Unavailable as error:
+                unanswered = error
+            if cancelled is not None:
+                return cancelled
+            stored = await self._store.load(project, response_id)  # it may have ended meanwhile
+            if stored is None:
+                raise unanswered or _not_found(response_id)
         if stored.response.status in FINAL_STATUSES:
             if not stored.response.background and stored.response.status != "cancelled":
                 raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
             return stored.response
-        await self._background.cancel(key)
+        await self._background.cancel(RunKey(project, response_id))
         return (await self._load(project, response_id)).response
-
-    async def cancel_foreground(self, project: str, response_id: str) -> Response | None:
-        """Cancel a foreground response of this process, and return it. None if there is no such response."""
-        run = self._running.get(RunKey(project, response_id))
-        if run is None:
-            return None
-        await run.cancel_and_wait()
-        return run.response
-
-    def find_foreground(self, project: str, response_id: str) -> Response | None:
-        """Return a foreground response of this process that will be stored, as it began."""
-        run = self._running.get(RunKey(project, response_id))
-        return run.begun if run is not None and run.begun.store else None
 
     async def follow(self, project: str, response_id: str, *, after: int) -> EventPages:
         """Return the events of a background response after this sequence number: the stored ones, then new ones."""
         response = await self._store.load_bare_response(project, response_id)
-        if response is None:
-            raise _not_found(response_id)
+        response = response or await self._find_in_progress(project, response_id)
         if not response.background:
             raise InvalidRequest(
                 "Only the stream of a background response can be resumed: create it with 'background: true'.",
@@ -434,28 +439,34 @@ class Engine:
 
     async def wait_for_background(self) -> None:
         """Wait until this process works on no background response, or `stop_runs` is called."""
-        while self._worker.attempts and not self._stopping:
+        while self._worker.attempts and not self._foreground.is_stopping:
             await self._worker.changed.wait()
 
     def stop_runs(self) -> None:
         """Refuse new requests, and end the running ones with a terminal event. Background runs stay queued."""
-        self._stopping = True
+        self._foreground.stop()
         self._background.stop_readers()
-        for run in tuple(self._running.values()):
-            run.stop()
-        for task in self._starting:
-            task.cancel()
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""
         response = await self._store.load_response(project, response_id)
-        response = response or self.find_foreground(project, response_id)
-        if response is None and self._peers is not None:
-            # It may have ended, and been stored, since the store was read.
-            response = await self._peers.retrieve(project, response_id)
-            response = response or await self._store.load_response(project, response_id)
+        return response or await self._find_in_progress(project, response_id)
+
+    async def _find_in_progress(self, project: str, response_id: str) -> Response:
+        """Return a foreground response that was not in the store. Raises NotFound if no process has it.
+
+        Raises Unavailable if a process that may have it does not answer.
+        """
+        response = self._foreground.find(project, response_id)
+        unanswered: Unavailable | None = None
+        try:
+            response = response or await self._foreground.find_elsewhere(project, response_id)
+        except Unavailable as error:
+            unanswered = error
+        if response is None:  # it may have ended, and been stored, since the store was read
+            response = await self._store.load_response(project, response_id)
         if response is None:
-            raise _not_found(response_id)
+            raise unanswered or _not_found(response_id)
         return response
 
     async def delete(self, project: str, response_id: str) -> None:
@@ -479,8 +490,10 @@ class Engine:
         return stored
 
 
-def _join_warnings(first: Sequence[str], then: Sequence[str]) -> Sequence[str]:
-    return list(dict.fromkeys((*first, *then))) if first else then
+def _release(pipeline: Pipeline, share: HistoryShare | None) -> None:
+    pipeline.release()
+    if share is not None:
+        share.close()
 
 
 def _not_found(response_id: str) -> NotFound:

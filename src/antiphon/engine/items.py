@@ -5,7 +5,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from antiphon.engine.respond.ids import Mint
+from antiphon.engine.respond.ids import FIRST_NUMBERS, Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import validation
 from antiphon.protocol.content import InputText, OutputText, extract_text
@@ -113,11 +113,18 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         if isinstance(content, str):
             content = [OutputText(content) if item.role == "assistant" else InputText(content)]
         return Message(item.role, content, item.id or mint.new_id("msg"), item.status or "completed", item.phase)
+    if type(item) is FunctionCall or type(item) is FunctionCallOutput:  # the other types need the further tests
+        call = copy_struct(item)
+        if not call.id:
+            call.id = mint.new_id("fc" if type(call) is FunctionCall else "fco")
+        if call.status is None:
+            call.status = "completed"
+        return call
     if isinstance(item, Unknown):
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
     stored = copy_struct(item)
-    if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
+    if type(stored) is LocalShellCallOutput and stored.call_id == stored.id:
         stored.given_call_id, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty id
         stored.id = mint.new_id(_ID_PREFIXES.get(type(stored), "item"))
@@ -127,14 +134,22 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
 
 
 def normalize_items(items: Iterable[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
-    new_id = mint.new_id
-    return [
-        # The common case, without a call for each message.
-        Message(item.role, item.content, item.id or new_id("msg"), item.status or "completed", item.phase)
-        if type(item) is Message and type(item.content) is list
-        else normalize_item(item, mint)
-        for item in items
-    ]
+    if type(mint) is not Mint:
+        return [normalize_item(item, mint) for item in items]
+    normalized: list[Item | Unknown] = []
+    prefix = f"msg_{mint.token}"
+    for item in items:
+        # The common case, without a call for each message and for each id.
+        if type(item) is Message and type(item.content) is list:
+            item_id, minted = item.id, mint.minted
+            if not item_id and minted < len(FIRST_NUMBERS):
+                item_id = prefix + FIRST_NUMBERS[minted]
+                mint.minted = minted + 1
+            item_id = item_id or mint.new_id("msg")
+            normalized.append(Message(item.role, item.content, item_id, item.status or "completed", item.phase))
+        else:
+            normalized.append(normalize_item(item, mint))
+    return normalized
 
 
 def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:

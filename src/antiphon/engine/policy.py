@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.config import EmbeddingSettings, FileLimits, GrammarLimits, UnsupportedTools
-from antiphon.limit_settings import ModelPrice
+from antiphon.config.limits import FileLimits, ModelPrice
+from antiphon.config.settings import EmbeddingSettings, GrammarLimits, UnsupportedTools
 from antiphon.store.limits import RunLimits
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
@@ -23,6 +23,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dead process on this machine are taken over within a second.
     `background_limits`: limits on background responses, shared by all processes that use the store.
     `event_page_bytes`: size of the stored events that a follower of a background response holds in memory.
+    `history_budget_bytes`: memory for the stored items that requests in progress have loaded. `history_wait_seconds`:
+    time for which a request waits for it.
     `first_delta_seconds`: time after which a stream begins although its model has not answered.
     `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
@@ -46,6 +48,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_lease_seconds: float = 15.0
     background_limits: RunLimits = RunLimits(queued=10_000, queued_per_project=2_000)
     event_page_bytes: int = 256 * 1024
+    history_budget_bytes: int = 512 * 1024 * 1024
+    history_wait_seconds: float = 10.0
     first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"

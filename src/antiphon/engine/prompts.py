@@ -19,7 +19,8 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest, PromptRef
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Store, StoredPrompt
+from antiphon.store.base import Store
+from antiphon.store.prompts import StoredPrompt
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")
 _MAX_DEPTH = 100
@@ -188,9 +189,9 @@ def _decode_template(template: Mapping[str, Any], variables: Mapping[str, Any], 
             param=f"{param}.{decoded.ignored[0]}",
             code="unknown_parameter",
         )
-    if isinstance(decoded.request.input, list):
-        check_item_ids(decoded.request.input, param=f"{param}.input")
-    return decoded.request
+    if isinstance(decoded.body.input, list):
+        check_item_ids(decoded.body.input, param=f"{param}.input")
+    return decoded.body
 
 
 def _replace_variables(value: Any, variables: Mapping[str, Any]) -> Any:

@@ -10,19 +10,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from antiphon.bounds import remove_oldest
 from antiphon.engine.policy import Policy
-from antiphon.errors import AntiphonError, RateLimited
+from antiphon.errors import QUOTA_EXCEEDED, AntiphonError, RateLimited
 from antiphon.store.usage import UsageStore
 
 logger = logging.getLogger(__name__)
 
-QUOTA_EXCEEDED = "insufficient_quota"
 
 MEASURE_SECONDS = 5.0
 """Shortest time between two measurements of a project."""
 
 # A measurement that took long is repeated later: it may take this share of the time.
 _MAX_SHARE = 0.02
+
+_MAX_PROJECTS = 10_000
 
 
 class _Measurement:
@@ -67,6 +69,7 @@ class StorageQuota:
         if limit is None:
             return
         measurement = self._measurements.setdefault(project, _Measurement())
+        remove_oldest(self._measurements, _MAX_PROJECTS)
         if measurement.task is None and self._monotonic() >= measurement.expires_at:
             measurement.task = asyncio.create_task(self._measure(project, measurement))
         if measurement.task is not None and (measurement.expires_at == -math.inf or measurement.size >= limit):

@@ -6,21 +6,20 @@ at most the usage of the last `FLUSH_SECONDS`.
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from antiphon import offload
+from antiphon.config.limits import ANY_MODEL, ModelPrice
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.errors import AntiphonError, Unavailable
-from antiphon.limit_settings import ModelPrice
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response, Usage
 from antiphon.store.usage import HOUR, MINUTE, UsageRow, UsageStore
-from antiphon.upstream.token_estimate import estimate_item, estimate_tokens
+from antiphon.upstream.usage import estimate_output_usage
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +29,22 @@ FLUSH_SECONDS = 5.0
 """Time between the end of a response and the write of its usage."""
 
 MAX_MODELS = 1000
-"""Number of model names with rows of their own. A client can choose any name if an upstream takes any."""
+"""Number of model names of a project with rows of their own. A client can choose any name if an upstream takes any.
+
+Models with a price always have rows of their own."""
 
 OTHER_MODEL = "other"
 """The model of usage beyond `MAX_MODELS`."""
 
 _MAX_MODEL_LENGTH = 256
+_MAX_NAMES = 100_000
 # With this number of rows, they are written at once.
 _MAX_ROWS = 1000
-# While the store fails, rows up to this number are held for the next attempt.
+# While the store fails, the rows wait for the next attempt. With more of them, the minutes of an hour are joined, then
+# the models of a key. The rest is bounded by the number of keys.
 _MAX_HELD_ROWS = 100_000
+# If the store refuses this number of single rows and has taken none, it would refuse the others, too.
+_MAX_REFUSED = 10
 
 
 class Charge(NamedTuple):
@@ -71,18 +76,22 @@ class UsageRecorder:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
-        self._models: set[str] = set()
+        self._models: dict[str, set[str]] = {}
+        self._name_count = 0  # over all projects
         self._rolled_up_at = 0.0
         self._is_closed = False
+        self._is_refused = False
         self.on_charge: Callable[[Charge], None] | None = None
 
     def record(self, project: str, key_id: str, model: str, usage: Usage) -> None:
         """Count a response or another model call."""
         cached = usage.input_tokens_details.cached_tokens
-        price = self.prices.get(model) if self.prices else None
+        prices = self.prices
+        price = prices.get(model) or prices.get(ANY_MODEL) if prices else None
         cost = 0.0 if price is None else price.compute_cost(usage.input_tokens, cached, usage.output_tokens)
-        if model not in self._models:
-            model = self._add_model(model)
+        models = self._models.get(project)
+        if models is None or model not in models:
+            model = self._add_model(project, model)
         key = int(self._now()) // MINUTE * MINUTE, project, key_id, model
         before = self._rows.get(key)
         if before is None:
@@ -102,11 +111,17 @@ class UsageRecorder:
             seconds = 0.0 if len(self._rows) >= _MAX_ROWS else FLUSH_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, self._start_flush)
 
-    def _add_model(self, model: str) -> str:
-        """Return the name under which the usage of a new model is recorded."""
-        if len(self._models) >= MAX_MODELS or len(model) > _MAX_MODEL_LENGTH or not model.isprintable():
-            return OTHER_MODEL  # PostgreSQL would refuse a null character, and with it all rows of a write
-        self._models.add(model)
+    def _add_model(self, project: str, model: str) -> str:
+        """Return the name under which the usage of a new model of a project is recorded."""
+        if model in self.prices:
+            return model
+        models = self._models.setdefault(project, set())
+        if len(models) >= MAX_MODELS or len(model) > _MAX_MODEL_LENGTH or not model.isprintable():
+            return OTHER_MODEL  # PostgreSQL would refuse a null character
+        self._name_count += 1
+        if self._name_count > _MAX_NAMES:
+            self._models, self._name_count = {project: models}, len(models) + 1
+        models.add(model)
         return model
 
     def record_response(self, project: str, key_id: str, response: Response, prepared: Prepared | None = None) -> None:
@@ -145,17 +160,49 @@ class UsageRecorder:
         async with self._lock:
             if not rows:
                 return True
+            is_written = await self._write(list(rows.values()))
+        if is_written:
+            await self._roll_up()
+        return is_written
+
+    async def _write(self, rows: list[UsageRow]) -> bool:
+        """Write rows. Return False if one of them was not written.
+
+        All rows are written later if the store fails, or refuses all of them. If it refuses only some, these are lost.
+        """
+        waiting, refused, has_written = [rows], dict[UsageRow, Exception](), False
+        while waiting and (has_written or len(refused) < _MAX_REFUSED):
+            batch = waiting.pop()
             try:
-                await self._store.add_usage(list(rows.values()))
+                await self._store.add_usage(batch)
             except Unavailable as error:  # the store logs its failures
                 logger.debug("the usage was not written yet: %s", error)
-                self._put_back(list(rows.values()))
-                return False
-            except Exception:  # the same rows would fail again
-                logger.exception("the usage of %d minutes and models is lost", len(rows))
-                return False
-        await self._roll_up()
-        return True
+                waiting.append(batch)
+                break
+            except Exception as error:
+                middle = len(batch) // 2
+                if middle:
+                    waiting += [batch[middle:], batch[:middle]]
+                else:
+                    refused[batch[0]] = error
+            else:
+                has_written = True
+        if refused and not has_written:
+            waiting.append(list(refused))
+        self._log_refused(refused, is_lost=has_written)
+        if waiting:
+            self._put_back([row for batch in waiting for row in batch])
+        return not waiting and not refused
+
+    def _log_refused(self, refused: Mapping[UsageRow, Exception], *, is_lost: bool) -> None:
+        """Log each lost row, or once that the store refuses all usage."""
+        if is_lost:
+            for row, reason in refused.items():
+                logger.error("the store refuses a row of usage, which is lost: %r", row, exc_info=reason)
+        elif refused and not self._is_refused:
+            reason = next(iter(refused.values()))
+            logger.error("the store refuses all usage, which is written later", exc_info=reason)
+        self._is_refused = bool(refused) and not is_lost
 
     async def close(self) -> None:
         """Write the last usage. Nothing is counted after this."""
@@ -166,14 +213,12 @@ class UsageRecorder:
             logger.error("the usage of %d minutes and models could not be stored", len(self._rows))
 
     def _put_back(self, rows: Sequence[UsageRow]) -> None:
-        newer, self._rows = self._rows, {row[:4]: row for row in rows}
-        for key, row in newer.items():
-            before = self._rows.get(key)
-            sums = row[4:] if before is None else [a + b for a, b in zip(before[4:], row[4:], strict=True)]
-            self._rows[key] = UsageRow(*key, *sums)
+        self._rows = _join_rows([*rows, *self._rows.values()], lambda row: row)
         if len(self._rows) > _MAX_HELD_ROWS:
-            logger.error("usage of %d minutes and models is lost: the store fails for too long", len(self._rows))
-            self._rows = {}
+            self._rows = _join_rows(self._rows.values(), _begin_hour)
+        if len(self._rows) > _MAX_HELD_ROWS:
+            logger.error("the store fails for too long: usage is recorded without its models")
+            self._rows = _join_rows(self._rows.values(), lambda row: row._replace(model=OTHER_MODEL))
         if self._timer is None and not self._is_closed:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 
@@ -204,9 +249,23 @@ class UsageRecorder:
         return task
 
 
+def _join_rows(
+    rows: Iterable[UsageRow], group: Callable[[UsageRow], UsageRow]
+) -> dict[tuple[int, str, str, str], UsageRow]:
+    """Add up the rows with the same period, project, key and model. `group` changes these fields of a row first."""
+    joined: dict[tuple[int, str, str, str], UsageRow] = {}
+    for row in map(group, rows):
+        key = row[:4]
+        before = joined.get(key)
+        sums = row[4:] if before is None else [a + b for a, b in zip(before[4:], row[4:], strict=True)]
+        joined[key] = UsageRow(*key, *sums)
+    return joined
+
+
+def _begin_hour(row: UsageRow) -> UsageRow:
+    return row._replace(started_at=row.started_at // HOUR * HOUR)
+
+
 def _estimate_usage(response: Response, prepared: Prepared) -> Usage:
-    turn = prepared.turn
-    input_tokens = estimate_tokens(turn.request, turn.items)
     output = (msgspec.json.decode(codec.encode(item)) for item in response.output)
-    output_tokens = math.ceil(sum(map(estimate_item, output)))
-    return Usage(input_tokens, output_tokens, input_tokens + output_tokens, estimated=True)
+    return estimate_output_usage(prepared.turn.request, prepared.turn.items, output)

@@ -3,7 +3,7 @@
 import json
 import re
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import InvalidRequest
 from antiphon.grammars.patterns import PatternFault, exceeds_size
 from antiphon.grammars.schema_check import SchemaCheck

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import InvalidRequest
 from antiphon.grammars.patterns import PatternFault, exceeds_size
 from antiphon.grammars.references import Pointer, References

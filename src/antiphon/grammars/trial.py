@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import ServerError, Unavailable
 from antiphon.framed_process import FramedProcess
 from antiphon.grammars.messages import Job, Ready, Setup, TrialResult, Vocabulary

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from antiphon.grammars.messages import Job, Ready, Setup, TrialResult, Vocabulary
+from antiphon.worker_frames import read_frame, write_frame
 
 # Tokens that a trial generates: the first steps of a grammar can cost more than its compilation.
 _STEPS = 24
@@ -191,18 +192,6 @@ def make_compiler(vocabulary: Vocabulary | None) -> Compiler:
         except (OSError, AttributeError):
             pass
     return PackageCompiler(vocabulary)
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame; None at the end of the stream."""
-    head = stream.read(4)
-    return stream.read(int.from_bytes(head)) if len(head) == 4 else None
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(len(data).to_bytes(4) + data)
-    stream.flush()
 
 
 def read_memory() -> int:

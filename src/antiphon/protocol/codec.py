@@ -1,7 +1,8 @@
 """Decode JSON bodies to structs and encode structs to JSON."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, ValidationError
@@ -15,19 +16,26 @@ from antiphon.protocol.items import ITEMS, Item
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.protocol.unions import OpenUnion, Unknown
+from antiphon.protocol.tool_lists import SharedTools, derive
+from antiphon.protocol.tools import Tool
+from antiphon.protocol.unions import OpenUnion, Unknown, copy_struct
 from antiphon.protocol.websocket import MessageHeader, SteerRequest
 
 EVENTS: OpenUnion[Event] = OpenUnion("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
 
 T = TypeVar("T")
 
-
 # Each distinct unknown field costs another pass over the body. The number of passes is limited, and lower for a long
 # body, so that one request cannot keep the server busy.
 _MAX_PASSES = 32
 _MIN_PASSES = 8
 _MAX_BYTES = 2**21
+_MAX_SEARCHED = 2**18
+# The escape of half a surrogate pair, after any number of escaped backslashes.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?P<escape>\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 
 
 def _encode_unknown(value: Any) -> Raw:
@@ -40,86 +48,66 @@ _encoder = msgspec.json.Encoder(enc_hook=_encode_unknown)
 encode = _encoder.encode
 encode_into = _encoder.encode_into
 
-_request = msgspec.json.Decoder(CreateRequest)
+
+def reuse_tools_json(response: Response) -> Response:
+    """Return the response to encode: a copy with the JSON of its tools, if it shares their list with other responses.
+
+    An agent sends the same tools with every request, and each response repeats them several times.
+    """
+    if type(response.tools) is not SharedTools:
+        return response
+    tools_json: Any = derive(response.tools, ("json",), _encode_tools)
+    response = copy_struct(response)
+    response.tools = tools_json
+    return response
+
+
+def _encode_tools(tools: list[Tool | Unknown]) -> Raw:
+    return Raw(encode(tools))
+
+
 _response = msgspec.json.Decoder(Response)
-_count = msgspec.json.Decoder(CountRequest)
-_compact = msgspec.json.Decoder(CompactRequest)
-_create_conversation = msgspec.json.Decoder(CreateConversation)
-_update_conversation = msgspec.json.Decoder(UpdateConversation)
-_add_items = msgspec.json.Decoder(AddItems)
-_prompt_definition = msgspec.json.Decoder(PromptDefinition)
 _header = msgspec.json.Decoder(MessageHeader)
-_steer = msgspec.json.Decoder(SteerRequest)
 
 
-class DecodedRequest(Struct, frozen=True):
-    """A create request, and the paths of its unknown fields, which were ignored."""
+class Decoded(Struct, Generic[T], frozen=True):
+    """A request body, and the paths of its unknown fields, which were ignored."""
 
-    request: CreateRequest
+    body: T
     ignored: tuple[str, ...] = ()
 
 
-class Decoded(NamedTuple, Generic[T]):
-    """Any other body, and the paths of its unknown fields, which were ignored."""
-
-    body: T
-    ignored: tuple[str, ...]
-
-
 def make_decoder(kind: type[T]) -> Callable[[bytes], Decoded[T]]:
-    """Return a function that decodes request bodies of this type."""
-    decoder = msgspec.json.Decoder(kind)
+    """Return a function that decodes request bodies of this type.
+
+    It raises InvalidRequest with the param path if a body is invalid.
+    """
+    decode_known = msgspec.json.Decoder(kind).decode
 
     def decode(body: bytes) -> Decoded[T]:
-        return Decoded(*_decode_leniently(decoder.decode, body))
+        return Decoded(*_decode_leniently(decode_known, body))
 
     return decode
 
 
-def decode_request(body: bytes) -> DecodedRequest:
-    """Decode the body of `POST /v1/responses`. Raise InvalidRequest with the param path if it is invalid.
-
-    All functions here that decode a request body raise it.
-    """
-    request, ignored = _decode_leniently(_request.decode, body)
-    return DecodedRequest(request, ignored)
-
-
-def decode_count(body: bytes) -> Decoded[CountRequest]:
-    """Decode the body of `POST /v1/responses/input_tokens`."""
-    return Decoded(*_decode_leniently(_count.decode, body))
-
-
-def decode_compact(body: bytes) -> Decoded[CompactRequest]:
-    """Decode the body of `POST /v1/responses/compact`."""
-    return Decoded(*_decode_leniently(_compact.decode, body))
+decode_request = make_decoder(CreateRequest)
+decode_count = make_decoder(CountRequest)
+decode_compact = make_decoder(CompactRequest)
+decode_update_conversation = make_decoder(UpdateConversation)
+decode_add_items = make_decoder(AddItems)
+decode_prompt_definition = make_decoder(PromptDefinition)
+decode_steer = make_decoder(SteerRequest)
+_decode_create_conversation = make_decoder(CreateConversation)
 
 
 def decode_create_conversation(body: bytes) -> Decoded[CreateConversation]:
     """Decode the body of `POST /v1/conversations`. An empty body creates an empty conversation."""
-    return Decoded(*_decode_leniently(_create_conversation.decode, body or b"{}"))
-
-
-def decode_update_conversation(body: bytes) -> Decoded[UpdateConversation]:
-    return Decoded(*_decode_leniently(_update_conversation.decode, body))
-
-
-def decode_add_items(body: bytes) -> Decoded[AddItems]:
-    return Decoded(*_decode_leniently(_add_items.decode, body))
-
-
-def decode_prompt_definition(body: bytes) -> Decoded[PromptDefinition]:
-    return Decoded(*_decode_leniently(_prompt_definition.decode, body))
+    return _decode_create_conversation(body or b"{}")
 
 
 def decode_header(body: bytes) -> MessageHeader:
     """Decode only the fields that identify a WebSocket message. Raise InvalidRequest if it is no JSON object."""
     return _decode_leniently(_header.decode, body)[0]
-
-
-def decode_steer(body: bytes) -> Decoded[SteerRequest]:
-    """Decode a `response.steer` message."""
-    return Decoded(*_decode_leniently(_steer.decode, body))
 
 
 def decode_response(body: bytes) -> Response:
@@ -167,6 +155,15 @@ def decode_event(body: bytes) -> Event | Unknown:
         return Unknown(bytes(body))
 
 
+def _find_lone_surrogate(body: bytes) -> str:
+    """Describe half a surrogate pair in a body, or return "". Clients that cut a text within a character send it.
+
+    The message of the JSON decoder does not name it. Long bodies are not searched.
+    """
+    found = _LONE_SURROGATE.search(body) if len(body) <= _MAX_SEARCHED else None
+    return f"a string has half of a surrogate pair, {found['escape'].decode()}" if found else ""
+
+
 def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tuple[str, ...]]:
     try:
         _check_utf8(body)
@@ -175,7 +172,8 @@ def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tup
         except ValidationError as error:
             return _decode_known_fields(decode, body, error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        reason = _find_lone_surrogate(body) or str(error)
+        raise InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
 
@@ -189,7 +187,10 @@ def _decode_known_fields(
         invalid = validation.parse_error(error)
         if invalid.unknown_field is None:
             break
-        body, found = validation.remove_field(body, invalid.path, invalid.unknown_field)
+        try:
+            body, found = validation.remove_field(body, invalid.path, invalid.unknown_field)
+        except validation.TooManyFields:
+            break
         ignored += found
         try:
             return decode(body), tuple(ignored)

@@ -31,7 +31,7 @@ class FileSearchCall(Tagged, tag="file_search_call"):
     id: str
     queries: list[str]
     status: HostedStatus | None = None
-    results: list[FileSearchResult] | None = None
+    results: list[FileSearchResult] | None = always(None)
 
 
 class WebSearchCall(Tagged, tag="web_search_call"):

@@ -41,6 +41,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+ModelName = Annotated[str, Meta(max_length=512)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -122,7 +123,7 @@ class AccessPrograms(Wire):
 
 
 class CreateRequest(Wire, kw_only=True):
-    model: str | None = None
+    model: ModelName | None = None
     input: OptionalInput = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -173,7 +174,7 @@ class CreateRequest(Wire, kw_only=True):
 class CountRequest(Wire, kw_only=True):
     """The body of `POST /v1/responses/input_tokens`: the parameters that affect the prompt."""
 
-    model: str
+    model: ModelName
     input: OptionalInput = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -195,7 +196,7 @@ class CountRequest(Wire, kw_only=True):
 class CompactRequest(Wire, kw_only=True):
     """The body of `POST /v1/responses/compact`."""
 
-    model: str
+    model: ModelName
     input: OptionalInput = None
     instructions: str | None = None
     previous_response_id: str | None = None

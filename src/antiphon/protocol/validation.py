@@ -18,6 +18,8 @@ _MISSING_FIELD = "Object missing required field `"
 # A message contains the invalid value, which may be as long as the body and may look like many paths.
 _MAX_LENGTH = 200
 _MAX_DEPTH = 100
+# More than any object of the API has, and than unknown fields are removed.
+_MAX_FIELDS = 128
 
 
 class FieldError(Struct, frozen=True):
@@ -63,12 +65,16 @@ def parse_error(error: ValidationError) -> FieldError:
     return FieldError(path.removeprefix("."), message[:end])
 
 
+class TooManyFields(Exception):
+    """An object has so many fields that the unknown ones cannot be removed one by one."""
+
+
 def remove_field(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
     """Remove the unknown `field` at `path` and from similar objects. Return the JSON and the removed paths.
 
     A client that adds a field to one message usually adds it to all, so all are removed in one pass. Objects are
     similar if they have the same path in other elements of the same arrays and the objects along the path have the same
-    types: then they decode to the same structs. All other JSON is unchanged, byte for byte.
+    types: then they decode to the same structs. All other JSON is unchanged, byte for byte. Raises TooManyFields.
     """
     steps: Steps = [int(index) if index else name for name, index in _STEP.findall(path)]
     found: list[str] = []
@@ -116,6 +122,8 @@ def _find_types(raw: bytes | Raw, steps: Steps) -> list[bytes | None]:
     if steps and isinstance(steps[0], int):
         return _find_types(_decode_elements(raw)[steps[0]], steps[1:])
     fields = _decode_fields(raw)
+    if not steps and len(fields) > _MAX_FIELDS:
+        raise TooManyFields
     return [_get_type(fields), *(_find_types(fields[str(steps[0])], steps[1:]) if steps else ())]
 
 

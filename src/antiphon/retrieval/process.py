@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.errors import InvalidRequest, ServerError, Unavailable
 from antiphon.framed_process import FramedProcess
 from antiphon.retrieval.extract import INVALID, Unreadable

@@ -80,6 +80,15 @@ class VectorBlock:
             np.concatenate([block.matrix for block in blocks]),
         )
 
+    def select(self, is_selected: Any) -> "VectorBlock":
+        """Return a block with copies of some chunks. `is_selected` has one element per chunk; one must be True."""
+        import numpy as np
+
+        counts = np.diff(self.first_rows, append=len(self.matrix))
+        matrix = self.matrix[np.repeat(is_selected, counts)]
+        first_rows = np.cumsum(np.concatenate(([0], counts[is_selected][:-1])), dtype=np.int64)
+        return VectorBlock(self.chunk_ids[is_selected], self.entries[is_selected], first_rows, matrix)
+
     @property
     def size(self) -> int:
         """The size in bytes."""
@@ -94,8 +103,12 @@ class VectorBlock:
         limit: int,
         threshold: float = 0.0,
         allowed: Any = None,
+        is_live: Any = None,
     ) -> list[Ranked]:
-        """Return the best chunks. `text_scores` are from 0 to 1, by chunk. `allowed` are entries, or None for all."""
+        """Return the best chunks. `text_scores` are from 0 to 1, by chunk. `allowed` are entries, or None for all.
+
+        Chunks for which `is_live` is False are ignored.
+        """
         import numpy as np
 
         if not len(self.chunk_ids):
@@ -114,15 +127,18 @@ class VectorBlock:
             scores[positions[is_here]] += values[is_here] * (weights.text / total)
         if allowed is not None:
             scores[~np.isin(self.entries, allowed)] = -1.0
+        if is_live is not None:
+            scores[~is_live] = -1.0
         if not weights.embedding:
             scores[scores == 0.0] = -1.0  # no word matches
         count = min(limit, len(scores))
-        best = np.argpartition(-scores, count - 1)[:count]
-        best = best[np.lexsort((self.chunk_ids[best], -scores[best]))]
+        # Chunks with the same score are in the order of their ids, also at the limit.
+        lowest = max(-float(np.partition(-scores, count - 1)[count - 1]), threshold, 0.0)
+        best = np.flatnonzero(scores >= lowest)
+        best = best[np.lexsort((self.chunk_ids[best], -scores[best]))][:count]
         return [
             Ranked(min(float(scores[index]), 1.0), int(self.chunk_ids[index]), int(self.entries[index]))
             for index in best
-            if scores[index] >= max(threshold, 0.0)
         ]
 
     def _find(self, chunk_ids: Any) -> Any:

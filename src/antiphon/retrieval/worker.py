@@ -5,11 +5,12 @@ on stdin and stdout are msgpack with a length of four bytes: first a `ReaderSetu
 Each job is answered by one or more `ReadProgress`. The process ends with its stdin.
 """
 
+import itertools
 import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,23 +19,13 @@ import msgspec
 from antiphon.retrieval.chunking import ChunkedText, EstimatingTokenizer, TextChunk
 from antiphon.retrieval.extract import INVALID, Unreadable, extract_text
 from antiphon.retrieval.messages import ReadChunk, ReaderReady, ReaderSetup, ReadJob, ReadProgress
+from antiphon.worker_frames import read_frame, write_frame
 
 _MEGABYTE = 1024 * 1024
 _BATCH_CHUNKS = 8
 _PART_CHARACTERS = 256 * 1024
 _CACHED_WINDOWS = 64
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame; None at the end of the stream."""
-    head = stream.read(4)
-    return stream.read(int.from_bytes(head)) if len(head) == 4 else None
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(len(data).to_bytes(4) + data)
-    stream.flush()
+_MAX_THREADS = 8
 
 
 def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
@@ -47,7 +38,10 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     if setup.embed:
         from antiphon.retrieval.local_model import LocalModel
 
-        model = LocalModel()
+        threads = min(_count_processors(), _MAX_THREADS)
+        model = LocalModel(threads=threads)
+        # The threads are started before the memory is limited.
+        model.embed_all([[]] * threads)
     _limit_memory(setup.megabytes)
     write_frame(stdout, ReaderReady())
     while (frame := read_frame(stdin)) is not None:
@@ -60,6 +54,9 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
             last = ReadProgress(is_last=True, code=error.code, message=error.message)
         except MemoryError:
             last = ReadProgress(is_last=True, code=INVALID, message="Reading the file needs too much memory.")
+        except OSError as error:  # the file has been deleted meanwhile, or its parser has raised it
+            message = f"The file cannot be read: {error.strerror or type(error).__name__}."
+            last = ReadProgress(is_last=True, code="server_error", message=message)
         write_frame(stdout, last)
 
 
@@ -78,14 +75,12 @@ def run_job(job: ReadJob, model: Any) -> Iterator[ReadProgress]:
     if len(chunked) > job.max_tokens:
         raise Unreadable(INVALID, f"The file has {len(chunked)} tokens. At most {job.max_tokens} are allowed.")
     embedder = None if model is None else _WindowEmbedder(model, chunked)
-    batch: list[ReadChunk] = []
-    for chunk in chunked.list_chunks(job.chunk_tokens, job.overlap_tokens):
-        batch.append(ReadChunk(chunk.starts_at, chunk.text, embedder.embed(chunk) if embedder else b""))
-        if len(batch) == _BATCH_CHUNKS:
-            yield ReadProgress(batch)
-            batch = []
-    if batch:
-        yield ReadProgress(batch)
+    chunks = chunked.list_chunks(job.chunk_tokens, job.overlap_tokens)
+    while batch := list(itertools.islice(chunks, _BATCH_CHUNKS)):
+        vectors = [b""] * len(batch) if embedder is None else embedder.embed(batch)
+        yield ReadProgress(
+            [ReadChunk(chunk.starts_at, chunk.text, found) for chunk, found in zip(batch, vectors, strict=True)]
+        )
 
 
 class _WindowEmbedder:
@@ -96,17 +91,24 @@ class _WindowEmbedder:
         self._chunked = chunked
         self._vectors: dict[tuple[int, int], bytes] = {}
 
-    def embed(self, chunk: TextChunk) -> bytes:
-        return b"".join(self._embed_window(*window) for window in chunk.windows)
+    def embed(self, chunks: Sequence[TextChunk]) -> list[bytes]:
+        """Return the vectors of each chunk."""
+        windows = dict.fromkeys(window for chunk in chunks for window in chunk.windows)
+        missing = [window for window in windows if window not in self._vectors]
+        computed = self._model.embed_all([self._chunked.ids[start:end] for start, end in missing])
+        for window, vector in zip(missing, computed, strict=True):
+            self._vectors[window] = vector.astype("<f2").tobytes()
+        found = [b"".join(self._vectors[window] for window in chunk.windows) for chunk in chunks]
+        for window in list(self._vectors)[:-_CACHED_WINDOWS]:
+            del self._vectors[window]
+        return found
 
-    def _embed_window(self, start: int, end: int) -> bytes:
-        vector = self._vectors.get((start, end))
-        if vector is None:
-            computed = self._model.embed_tokens(self._chunked.ids[start:end])
-            vector = self._vectors[start, end] = computed.astype("<f2").tobytes()
-            if len(self._vectors) > _CACHED_WINDOWS:
-                del self._vectors[next(iter(self._vectors))]
-        return vector
+
+def _count_processors() -> int:
+    """Return the number of processors that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _limit_memory(megabytes: int) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import aclosing
+from typing import ClassVar
 
 import msgspec
 
@@ -16,25 +17,37 @@ from antiphon.agent.execute.envelope import (
 from antiphon.agent.execute.execution import Execution, make_error_envelope
 from antiphon.agent.execute.wire import AgentExecuteBody, Progress
 from antiphon.agent.transports.engine import LocalTransport
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Run
-from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousResponseNotFound, ServerError
+from antiphon.errors import (
+    AntiphonError,
+    ConfigError,
+    NotFound,
+    PreviousResponseNotFound,
+    RateLimited,
+    ServerError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.error_response import find_error_status
-from antiphon.server.http import ClientDisconnected, DisconnectWatch, HttpRequest, read_body
+from antiphon.server.disconnect_watch import DisconnectWatch
+from antiphon.server.error_response import find_error_status, make_internal_error
+from antiphon.server.http import ClientDisconnected, HttpRequest
 from antiphon.server.keepalive import Keepalive, encode_keepalive
-from antiphon.server.request_body import decode_body
+from antiphon.server.request_body import read_json_body
+from antiphon.server.router import Operation
 from antiphon.tools.base import Tool
 from antiphon.tools.executor import Executor
 from antiphon.tools.loading import load_tools
 
 logger = logging.getLogger(__name__)
 
-EVENTS: dict[str, type[Envelope]] = {"progress": Progress, "result": AgentExecuteResponse}
+_EVENTS: dict[str, type[Envelope]] = {"progress": Progress, "result": AgentExecuteResponse}
 
 
 class WarningCollectingEngine:
@@ -54,6 +67,19 @@ class WarningCollectingEngine:
 class AgentHandlers:
     """One method per operation on agents."""
 
+    operations: ClassVar[dict[str, Operation]] = {
+        "execute": Operation(
+            id="executeAgent",
+            summary="Execute one turn of an agent with the tools of the server and the client.",
+            body_type=AgentExecuteBody,
+            response_type=AgentExecuteResponse,
+            streams=True,
+            event_types=_EVENTS,
+            errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
+            error_type=AgentExecuteResponse,
+        )
+    }
+
     def __init__(self, engine: Engine, settings: Settings, *, keepalive: Keepalive) -> None:
         self._engine = engine
         self._settings = settings
@@ -64,14 +90,10 @@ class AgentHandlers:
         """Execute a turn. On any error respond with an envelope that describes it, and with the status of the error."""
         body: AgentExecuteBody | None = None
         try:
-            raw = await read_body(http_request, self._settings.max_body_bytes)
-            max_values = self._settings.max_body_values
-            decoded, ignored = await decode_body(_decode_body, raw, max_values=max_values)
-            body = decoded
-            http_request.warn_ignored(ignored)
-            http_request.stream = _wants_stream(http_request, decoded)
+            body = await read_json_body(http_request, _decode_body, self._settings)
+            http_request.stream = _wants_stream(http_request, body)
             with DisconnectWatch(http_request):
-                envelope, error = await self._run(http_request, decoded)
+                envelope, error = await self._run(http_request, body)
         except ClientDisconnected:
             raise
         except Exception as failure:
@@ -134,7 +156,7 @@ def _as_antiphon_error(failure: Exception, http_request: HttpRequest) -> Antipho
     if isinstance(failure, AntiphonError):
         return failure
     logger.error("the agent turn failed", exc_info=failure, extra={"request_id": http_request.id})
-    return ServerError(f"The server had an error. The request id is {http_request.id}.")
+    return make_internal_error(http_request.id)
 
 
 def load_agent_tools(settings: Settings) -> list[Tool]:
@@ -150,9 +172,9 @@ def load_agent_tools(settings: Settings) -> list[Tool]:
     return tools
 
 
-def _decode_body(raw: bytes) -> tuple[AgentExecuteBody, list[str]]:
+def _decode_body(raw: bytes) -> codec.Decoded[AgentExecuteBody]:
     """Return the body, and its unknown fields, which are ignored."""
-    return decode(raw, AgentExecuteBody), list_unknown(raw, AgentExecuteBody)
+    return codec.Decoded(decode(raw, AgentExecuteBody), tuple(list_unknown(raw, AgentExecuteBody)))
 
 
 def _wants_stream(http_request: HttpRequest, body: AgentExecuteBody) -> bool:

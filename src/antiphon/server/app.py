@@ -1,20 +1,22 @@
 """The ASGI application: authentication, routing, error responses and the access log. Any ASGI server can run it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
-from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, RateLimited, ServerError
+from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, RateLimited
 from antiphon.server.auth import CHALLENGE, Authenticator, make_scope_error
 from antiphon.server.body_budget import BodyBudget
+from antiphon.server.error_response import make_internal_error
 from antiphon.server.http import ClientDisconnected, HttpRequest, Receive, Scope, Send
 from antiphon.server.limits.limiter import Limiter
 from antiphon.server.log import log_http_request
 from antiphon.server.query import NoQuery, read_query
 from antiphon.server.router import Route, Router
 from antiphon.server.routes import make_router
+from antiphon.server.scopes import INFERENCE
 from antiphon.server.telemetry.startup import make_telemetry
 from antiphon.server.websocket.handler import WebSocketHandler
 from antiphon.server.websocket.socket import UpgradeRequest
@@ -51,8 +53,10 @@ class App:
             self.metrics = server_metrics.ServerMetrics(engine, lambda: self._limiter)
             self._report = _report_to(self.metrics)
         self._telemetry = make_telemetry(engine)
-        spans = None if self._telemetry is None else self._telemetry.spans
-        self._serve = self._serve_request if spans is None else spans.wrap(self._serve_request)
+        self._spans = spans = None if self._telemetry is None else self._telemetry.spans
+        self._serve: Callable[[HttpRequest, Router], Awaitable[None]] = self._serve_request
+        if spans is not None:
+            self._serve, self._report = spans.wrap_serve(self._serve_request), spans.wrap_report(self._report)
         self._router = make_router(
             engine,
             settings,
@@ -64,18 +68,22 @@ class App:
             engine, settings, self.authenticator, spans, get_limiter=lambda: self._limiter
         )
         self._upgrades = Router()
-        self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
+        self._upgrades.add("GET", "/v1/responses", self._websockets.serve, scope=INFERENCE)
         self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
+            await self.begin_request(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._serve(UpgradeRequest(scope, receive, send, body_budget=self.body_budget), self._upgrades)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         else:
             raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
+
+    def begin_request(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Return the awaitable that serves an HTTP request. An await of `__call__` around it would cost more."""
+        return self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
 
     def apply_settings(self, settings: Settings) -> None:
         """Use new settings for the next requests. The engine has its own part (`engine.assembly.reconfigure`)."""
@@ -98,7 +106,8 @@ class App:
             self.authenticator.check_host(http_request.headers)
             route = router.find(http_request)
             if not route.public:
-                grant = await self.authenticator.authenticate(http_request.headers)
+                headers = http_request.headers
+                grant = self.authenticator.find_verified(headers) or await self.authenticator.authenticate(headers)
                 if grant.scope < route.scope:
                     raise make_scope_error(grant.scope, route.scope)
                 http_request.project = grant.project
@@ -110,15 +119,26 @@ class App:
             if self._limiter is not None and not route.public:
                 _apply_limits(self._limiter, http_request, route)
             await route.handler(http_request)
-        except ClientDisconnected:
-            http_request.status = http_request.status or _CLIENT_DISCONNECTED
-            http_request.error_code = "client_gone"
-        except Exception as error:
-            await self._respond_error(http_request, error)
+        except BaseException as error:
+            if not await self._handle_error(http_request, error):
+                raise
         finally:
             if http_request.body_share is not None or http_request.permit is not None:
                 http_request.release()
             self._report(http_request)
+
+    async def _handle_error(self, http_request: HttpRequest, error: BaseException) -> bool:
+        """Respond with an error. Return False for a cancellation, which has to be raised again."""
+        if isinstance(error, ClientDisconnected):
+            http_request.status = http_request.status or _CLIENT_DISCONNECTED
+            http_request.error_code = "client_gone"
+        elif isinstance(error, Exception):
+            await self._respond_error(http_request, error)
+        else:
+            if self._spans is not None:
+                self._spans.record_error(http_request, error)
+            return False
+        return True
 
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
         if isinstance(error, RecursionError):
@@ -136,9 +156,7 @@ class App:
             return
         if isinstance(error, InvalidApiKey):
             http_request.extra_headers.append(CHALLENGE)
-        await http_request.respond_error(
-            known or ServerError(f"The server had an error. The request id is {http_request.id}.")
-        )
+        await http_request.respond_error(known or make_internal_error(http_request.id))
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -2,16 +2,15 @@
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import math
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from antiphon.config import DEFAULT_PROJECT, ApiKey
-from antiphon.errors import AntiphonError, HostNotAllowed, InsufficientScope, InvalidApiKey, OriginNotAllowed
+from antiphon.config.settings import DEFAULT_PROJECT, ApiKey
+from antiphon.errors import AntiphonError, InsufficientScope, InvalidApiKey, OriginNotAllowed
+from antiphon.server.host_rules import HostRules
 from antiphon.server.scopes import ADMIN, Scope, find_highest_scope
 from antiphon.store.keys import KEY_PREFIX, KeyStore, StoredKey, compute_digest
 
@@ -24,78 +23,6 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="antiphon"')
 # The last use of a key is written at most once in this time.
 _USE_INTERVAL_SECONDS = 60
 _MAX_VERIFIED = 10_000
-_MAX_REMEMBERED_HOSTS = 256
-_MAX_SHOWN_HOST = 100
-
-
-class HostRules:
-    """The host names in `Host` that a server without keys accepts.
-
-    A web page can give its own name a new address, such as a loopback address (DNS rebinding). The browser then takes
-    this server for the page's own, and only `Host` shows the name. So only names are accepted that no page can have:
-
-    - `localhost` and loopback addresses;
-    - the names in `allowed_hosts`, where `*.name` means all names below one, and `*` all names;
-    - if the server listens on another address than loopback: every IP address, because an address is not resolved and
-      cannot be rebound, and the host name of this machine, also with `.local`.
-    """
-
-    def __init__(self, *, host: str, allowed_hosts: Iterable[str]) -> None:
-        names = {name.strip().lower().rstrip(".").strip("[]") for name in allowed_hosts}
-        self._accepts_all = "*" in names
-        self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
-        self._names = names | {"localhost"}
-        self._accepts_addresses = not (host.lower() == "localhost" or is_loopback(host))
-        if self._accepts_addresses:
-            machine = socket.gethostname().lower()
-            short = machine.partition(".")[0]
-            self._names |= {host.lower(), machine, short, f"{short}.local"}
-        self._remembered: set[bytes] = set()
-
-    def check(self, header: bytes) -> None:
-        """Raise HostNotAllowed unless the `Host` header has a name that is accepted."""
-        if header in self._remembered:
-            return
-        name = _parse_host(header)
-        if not self._accepts(name):
-            raise HostNotAllowed(
-                f"The host name '{name[:_MAX_SHOWN_HOST]}' is not allowed. Without API keys, this server accepts only "
-                "names of its own machine, because web pages can forge others. To allow the name, add it to "
-                "the setting allowed_hosts, or set api_keys."
-            )
-        if len(self._remembered) < _MAX_REMEMBERED_HOSTS:
-            self._remembered.add(header)
-
-    def _accepts(self, name: str) -> bool:
-        if self._accepts_all or name in self._names or (self._suffixes and name.endswith(self._suffixes)):
-            return True
-        return _is_address(name) if self._accepts_addresses else is_loopback(name)
-
-
-def _parse_host(header: bytes) -> str:
-    """Return the name or address in a `Host` header, in lower case and without the port."""
-    text = header.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(name: str) -> bool:
-    """Return True if a text is a loopback address, also as an IPv4 address in IPv6."""
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 class Grant(NamedTuple):
@@ -147,8 +74,8 @@ class Authenticator:
         self._monotonic = monotonic
         # The server looks for keys when it starts.
         self._next_look_at = monotonic() + CHECK_SECONDS
-        # The keys that were presented and are valid. A dict compares two keys only if their secret hashes are equal, so
-        # this lookup reveals nothing either.
+        # The `Authorization` headers with valid keys that were presented. A dict compares two of them only if their
+        # secret hashes are equal, so this lookup reveals nothing either.
         self._verified: dict[bytes, Grant] = {}
         self.set_keys(keys, allowed_hosts=allowed_hosts)
         self._recorded_uses: dict[str, float] = {}
@@ -209,14 +136,14 @@ class Authenticator:
             if origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower():
                 raise OriginNotAllowed("Web pages of other origins need an API key: set api_keys.")
             return _WITHOUT_KEYS
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        key = key.strip()
-        if scheme.lower() != b"bearer" or not key:
-            raise InvalidApiKey("No API key was given: send it in the header 'Authorization: Bearer KEY'.")
-        grant = self._verified.get(key)
-        if grant is None or self._monotonic() >= grant.check_at:
-            grant = await self._verify(key)
-        return grant
+        return self.find_verified(headers) or await self._verify(headers.get(b"authorization", b""))
+
+    def find_verified(self, headers: Mapping[bytes, bytes]) -> Grant | None:
+        """Return the rights of the key in the headers if it was verified before and need not be checked again."""
+        grant = self._verified.get(headers.get(b"authorization", b""))
+        return (
+            grant if grant is not None and (grant.check_at == math.inf or self._monotonic() < grant.check_at) else None
+        )
 
     async def check_again(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise InvalidApiKey if the key of an open connection is not valid any more, or if a key is required now."""
@@ -224,7 +151,11 @@ class Authenticator:
             await self.look_for_keys(headers)
         await self.authenticate(headers)
 
-    async def _verify(self, key: bytes) -> Grant:
+    async def _verify(self, header: bytes) -> Grant:
+        scheme, _, key = header.partition(b" ")
+        key = key.strip()
+        if scheme.lower() != b"bearer" or not key:
+            raise InvalidApiKey("No API key was given: send it in the header 'Authorization: Bearer KEY'.")
         # All keys are compared, in constant time, so that the duration reveals nothing about them.
         digest = compute_digest(key)
         matches = [fixed for each, fixed in self._fixed_keys if hmac.compare_digest(each, digest)]
@@ -237,11 +168,13 @@ class Authenticator:
             try:
                 grant = self._make_grant(stored, started_at)
             except InvalidApiKey:
-                self._verified.pop(key, None)
+                self._verified.pop(header, None)
                 raise
+        if len(header) > len(scheme) + 1 + len(key):  # spaces could make any number of long headers with one key
+            return grant
         if len(self._verified) >= _MAX_VERIFIED:
             self._verified.clear()
-        self._verified[key] = grant
+        self._verified[header] = grant
         return grant
 
     def _make_grant(self, stored: StoredKey | None, started_at: float) -> Grant:
@@ -266,6 +199,8 @@ class Authenticator:
         last = max(stored.last_used_at or 0, self._recorded_uses.get(stored.id, 0))
         if now - last < _USE_INTERVAL_SECONDS:
             return
+        if len(self._recorded_uses) >= _MAX_VERIFIED:
+            self._recorded_uses.clear()  # the store does not write a use again too soon
         self._recorded_uses[stored.id] = now
         task = asyncio.get_running_loop().create_task(self._record_use(stored.id, int(now)))
         self._tasks.add(task)

@@ -1,6 +1,7 @@
-"""The budget for request bodies: their bytes in memory over all connections, of HTTP and of WebSockets.
+"""The budget for bodies: their bytes in memory over all connections, of HTTP and of WebSockets.
 
-A body counts until its request has been answered: its content is in memory as long, and the response may repeat it.
+The body of a request counts until it has been answered: its content is in memory as long, and the response may repeat
+it. A large body of a response counts until it has been sent.
 """
 
 import asyncio
@@ -25,44 +26,63 @@ class BodyDropped(Exception):
 
 
 class BodyBudget:
-    """Counts the received bytes of bodies. Announced lengths are not counted: an announcement takes no memory."""
+    """Counts the bytes of bodies. Announced lengths are not counted: an announcement takes no memory.
+
+    A project can take at most three quarters of the budget, unless it has only one body.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used = 0
         self._bodies: set[BodyShare] = set()
+        self._by_project: dict[str, int] = {}
 
     def open(
-        self, on_drop: Callable[[], object] | None = None, *, is_slow: Callable[[], bool] | None = None
+        self,
+        on_drop: Callable[[], object] | None = None,
+        *,
+        project: str = "",
+        is_slow: Callable[[], bool] | None = None,
     ) -> "BodyShare":
         """Return the share of a new body. `on_drop` is called if the share is taken away. Without it, it never is.
 
-        `is_slow` returns True if the share can be taken away. Without it, the rate of the bytes decides.
+        `is_slow` returns True if the share can be taken away. Without it, the rate of the bytes decides. A body without
+        a `project` has no limit of its own.
         """
-        return BodyShare(self, on_drop, is_slow)
+        return BodyShare(self, on_drop, is_slow, project)
 
-    def check(self, announced: int) -> None:
+    def check(self, announced: int, project: str = "") -> None:
         """Raise Unavailable if a body of this length does not fit now, so that it need not be read in vain.
 
         Slow bodies count as room. They are dropped only when the bytes arrive: an announcement must not drop them.
         """
-        missing = self.used + announced - FREE_BYTES - self.max_bytes
-        if missing > 0 and missing > sum(body.counted for body in self._find_slow()):
+        counted = announced - FREE_BYTES
+        if not self._fits(counted, project, 0) and not self._fits_without(self._find_slow(), counted, project, 0):
             raise self.make_error()
 
     def make_error(self) -> Unavailable:
         return Unavailable(
-            f"The server holds too many request bodies: their total exceeds body_budget_bytes ({self.max_bytes}). "
-            "Send the request again later.",
+            "The server holds too many large bodies of requests and responses: their total exceeds body_budget_bytes "
+            f"({self.max_bytes}), or three quarters of it in one project. Send the request again later.",
             code="server_overloaded",
             retry_after=_RETRY_AFTER_SECONDS,
         )
 
-    def _resize(self, share: "BodyShare", counted: int) -> bool:
+    @property
+    def _project_bytes(self) -> float:
+        return self.max_bytes * 3 / 4
+
+    def _resize(self, share: "BodyShare", counted: int, *, is_required: bool) -> bool:
         growth = counted - share.counted
-        if growth > 0 and not self._make_room(growth, share):
+        if growth > 0 and not self._make_room(growth, share, is_required=is_required) and not is_required:
             return False
         self.used += growth
+        if share.project:
+            own = self._by_project.get(share.project, 0) + growth
+            if own:
+                self._by_project[share.project] = own
+            else:
+                self._by_project.pop(share.project, None)
         share.counted = counted
         if counted:
             self._bodies.add(share)
@@ -70,13 +90,38 @@ class BodyBudget:
             self._bodies.discard(share)
         return True
 
-    def _make_room(self, size: int, share: "BodyShare | None") -> bool:
-        if self.used + size <= self.max_bytes:
+    def _fits(self, size: int, project: str, held: int) -> bool:
+        """Return True if there is room for `size` bytes more of a body that counts `held` bytes already."""
+        return self.used + size <= self.max_bytes and self._fits_project(size, project, held)
+
+    def _fits_project(self, size: int, project: str, held: int) -> bool:
+        return self._fits_limit(self._get_own(project), size, held)
+
+    def _fits_limit(self, own: int, size: int, held: int) -> bool:
+        return own <= held or own + size <= self._project_bytes
+
+    def _fits_without(self, slow: "list[BodyShare]", size: int, project: str, held: int) -> bool:
+        """Return True if there is room for `size` bytes more once these bodies are dropped."""
+        own = self._get_own(project) - sum(body.counted for body in slow if body.project == project)
+        used = self.used - sum(body.counted for body in slow)
+        return used + size <= self.max_bytes and self._fits_limit(own, size, held)
+
+    def _get_own(self, project: str) -> int:
+        return self._by_project.get(project, 0) if project else 0
+
+    def _make_room(self, size: int, share: "BodyShare", *, is_required: bool) -> bool:
+        """Drop slow bodies until there is room. Unless it is required, drop none if that is not enough."""
+        project = share.project
+        if self._fits(size, project, share.counted):
             return True
-        for body in self._find_slow():
-            if body is not share:
+        slow = [body for body in self._find_slow() if body is not share]
+        if not is_required and not self._fits_without(slow, size, project, share.counted):
+            return False
+        for body in slow:
+            # A project beyond its limit gets no room from others.
+            if body.project == project or self._fits_project(size, project, share.counted):
                 body.drop()
-            if self.used + size <= self.max_bytes:
+            if self._fits(size, project, share.counted):
                 return True
         return False
 
@@ -92,37 +137,46 @@ class BodyShare:
 
     __slots__ = (
         "_budget",
-        "_count_sent",
+        "_count_read",
         "_is_slow",
         "_on_drop",
-        "_sent_at_start",
+        "_read_at_start",
         "_started_at",
         "counted",
         "dropped",
+        "project",
         "size",
     )
 
     def __init__(
-        self, budget: BodyBudget, on_drop: Callable[[], object] | None, is_slow: Callable[[], bool] | None = None
+        self,
+        budget: BodyBudget,
+        on_drop: Callable[[], object] | None,
+        is_slow: Callable[[], bool] | None = None,
+        project: str = "",
     ) -> None:
+        self.project = project
         self._is_slow = is_slow
         self._budget = budget
         self._on_drop = on_drop
         self._started_at = time.monotonic()
-        self._count_sent: Callable[[], int] | None = None
-        self._sent_at_start = 0
+        self._count_read: Callable[[], int] | None = None
+        self._read_at_start = 0
         self.size = 0
         self.counted = 0
         self.dropped = False
 
-    def resize(self, size: int) -> bool:
-        """Set the number of bytes in memory. Return False if the budget does not allow it."""
+    def resize(self, size: int, *, is_required: bool = False) -> bool:
+        """Set the number of bytes in memory. Return False if the budget does not allow it.
+
+        With `is_required` they count even if the budget is exhausted: then other bodies have to wait.
+        """
         if self.dropped:
             return False
         if not size:
             self._started_at = time.monotonic()
         counted = max(0, size - FREE_BYTES)
-        if counted != self.counted and not self._budget._resize(self, counted):
+        if counted != self.counted and not self._budget._resize(self, counted, is_required=is_required):
             return False
         self.size = size
         return True
@@ -132,14 +186,14 @@ class BodyShare:
         self._on_drop = None
 
     @contextmanager
-    def sending(self, count_sent: Callable[[], int]) -> Iterator[None]:
+    def sending(self, count_read: Callable[[], int]) -> Iterator[None]:
         """Send to the client within this context. If it reads slowly, the body can be dropped: raises BodyDropped.
 
-        `count_sent` returns the number of bytes sent so far.
+        `count_read` returns the number of bytes that the client has read so far.
         """
         task = asyncio.current_task()
         assert task is not None, "a body is dropped by cancelling the task that sends"
-        self._count_sent, self._sent_at_start, self._started_at = count_sent, count_sent(), time.monotonic()
+        self._count_read, self._read_at_start, self._started_at = count_read, count_read(), time.monotonic()
         self._on_drop = task.cancel
         try:
             yield
@@ -159,7 +213,7 @@ class BodyShare:
             self._on_drop()
 
     def close(self) -> None:
-        self._budget._resize(self, 0)
+        self._budget._resize(self, 0, is_required=True)
         self.size = 0
 
     def is_slow(self, now: float) -> bool:
@@ -172,5 +226,5 @@ class BodyShare:
 
     def compute_rate(self, now: float) -> float:
         """Return the average number of bytes per second: of the body, or of the response once it is being sent."""
-        transferred = self.size if self._count_sent is None else self._count_sent() - self._sent_at_start
+        transferred = self.size if self._count_read is None else self._count_read() - self._read_at_start
         return transferred / max(now - self._started_at, 0.001)

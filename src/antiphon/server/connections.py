@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import Protocol
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import Unavailable
 from antiphon.server.body_budget import BodyBudget
 

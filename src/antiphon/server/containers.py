@@ -4,15 +4,16 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.containers.containers import ContainerFilePage, ContainerPage, Containers
 from antiphon.errors import InvalidRequest, MissingParameter, NotFound, RateLimited
 from antiphon.protocol import codec
 from antiphon.protocol.containers import Container, ContainerFile, CreateContainer, CreateContainerFile
-from antiphon.server.files import PartForm, read_json
+from antiphon.server.files import PartForm
 from antiphon.server.http import HttpRequest
 from antiphon.server.multipart import read_form
 from antiphon.server.query import read_query
+from antiphon.server.request_body import read_json_body
 from antiphon.server.router import Operation
 
 _decode_container = codec.make_decoder(CreateContainer)
@@ -48,7 +49,7 @@ class ContainersQuery(ContainerFilesQuery):
 class ContainerHandlers:
     """One method per operation on containers and their files."""
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "create": Operation(
             id="createContainer",
             summary="Create a container of the code interpreter.",
@@ -104,7 +105,7 @@ class ContainerHandlers:
         self._settings = settings
 
     async def create(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_container, self._settings)
+        body = await read_json_body(http_request, _decode_container, self._settings)
         await http_request.respond_with(await self._containers.create(http_request.project, body))
 
     async def list_all(self, http_request: HttpRequest) -> None:
@@ -124,7 +125,7 @@ class ContainerHandlers:
     async def add_file(self, http_request: HttpRequest) -> None:
         project, container_id = http_request.project, http_request.path_param
         if not http_request.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
-            body = await read_json(http_request, _decode_file, self._settings)
+            body = await read_json_body(http_request, _decode_file, self._settings)
             await http_request.respond_with(await self._containers.copy_file(project, container_id, body.file_id))
             return
         form = await read_form(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from antiphon.config import Dialect
+from antiphon.config.settings import Dialect
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.events import (

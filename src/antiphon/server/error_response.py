@@ -43,6 +43,11 @@ def encode_error_body(error: AntiphonError) -> bytes:
     return codec.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
+def make_internal_error(request_id: str) -> ServerError:
+    """Return the error for an unexpected failure. The log has the cause, with the request id."""
+    return ServerError(f"The server had an error. The request id is {request_id}.")
+
+
 def encode_failed_response(response: Response) -> tuple[int, bytes] | None:
     """Return the HTTP status and the error body for a response that failed without output, else None.
 

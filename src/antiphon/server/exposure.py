@@ -2,9 +2,9 @@
 
 import socket
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
-from antiphon.server.auth import is_loopback
+from antiphon.server.host_rules import is_loopback
 
 
 def check_exposure(settings: Settings, *, has_stored_keys: bool = False) -> str | None:

@@ -1,21 +1,20 @@
 """The handlers of /v1/files and /v1/uploads."""
 
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, ValidationError
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.files.service import FileService
 from antiphon.errors import MissingParameter
 from antiphon.protocol import codec, validation
 from antiphon.protocol.files import CompleteUpload, CreateUpload, File, FileForm, Upload, UploadPart
 from antiphon.protocol.unions import Wire
-from antiphon.server.http import HttpRequest, read_body
+from antiphon.server.http import HttpRequest
 from antiphon.server.multipart import nest_fields, read_form
 from antiphon.server.query import read_query
-from antiphon.server.request_body import decode_body
+from antiphon.server.request_body import read_json_body
 from antiphon.server.router import Operation
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ _decode_complete = codec.make_decoder(CompleteUpload)
 class FileHandlers:
     """One method per operation on files."""
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "create": Operation(
             id="createFile", summary="Upload a file.", body_type=FileForm, file_field="file", response_type=File
         ),
@@ -126,7 +125,7 @@ def _read_fields(http_request: HttpRequest, fields: dict[str, str]) -> FileForm:
 class UploadHandlers:
     """One method per operation on uploads."""
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "create": Operation(
             id="createUpload",
             summary="Begin a file that is uploaded in parts.",
@@ -155,7 +154,7 @@ class UploadHandlers:
         self._settings = settings
 
     async def create(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_create, self._settings)
+        body = await read_json_body(http_request, _decode_create, self._settings)
         await http_request.respond_with(await self._uploads.create(http_request.project, body))
 
     async def add_part(self, http_request: HttpRequest) -> None:
@@ -176,17 +175,9 @@ class UploadHandlers:
         await http_request.respond_with(part)
 
     async def complete(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_complete, self._settings)
+        body = await read_json_body(http_request, _decode_complete, self._settings)
         upload = await self._uploads.complete(http_request.project, http_request.path_param, body)
         await http_request.respond_with(upload)
 
     async def cancel(self, http_request: HttpRequest) -> None:
         await http_request.respond_with(await self._uploads.cancel(http_request.project, http_request.path_param))
-
-
-async def read_json(http_request: HttpRequest, decode: Callable[[bytes], codec.Decoded[T]], settings: Settings) -> T:
-    """Read and decode the body of a request. Add a warning about unknown fields."""
-    data = await read_body(http_request, settings.max_body_bytes)
-    body, ignored = await decode_body(decode, data, max_values=settings.max_body_values)
-    http_request.warn_ignored(ignored)
-    return body

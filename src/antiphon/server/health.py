@@ -1,11 +1,13 @@
 """The handlers of /, /healthz and /readyz. Unauthenticated: they expose no data."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
 from antiphon.engine.engine import Engine
+from antiphon.errors import Unavailable
 from antiphon.server.http import HttpRequest
+from antiphon.server.router import Operation
 
 
 class Greeting(Struct):
@@ -21,6 +23,19 @@ class Health(Struct):
 
 
 class HealthHandlers:
+    """One method per operation that needs no key."""
+
+    operations: ClassVar[dict[str, Operation]] = {
+        "greet": Operation(id="greet", summary="List the main paths of the server.", response_type=Greeting),
+        "live": Operation(id="checkLife", summary="Check that the process is running.", response_type=Health),
+        "ready": Operation(
+            id="checkReadiness",
+            summary="Check that the models are loaded and the store can be written to.",
+            response_type=Health,
+            errors=(Unavailable,),
+        ),
+    }
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -1,23 +1,24 @@
-"""One HTTP request over plain ASGI: its response, its body within limits, and a watch for the client's disconnect."""
+"""One HTTP request over plain ASGI, and its response."""
 
 import asyncio
 import math
 import string
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.engine.respond.ids import random_hex
-from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
+from antiphon.errors import AntiphonError
 from antiphon.offload import is_large, run_in_thread
 from antiphon.protocol import codec
-from antiphon.server.body_budget import FREE_BYTES, BodyBudget, BodyDropped, BodyShare
+from antiphon.server.body_budget import BodyBudget, BodyDropped, BodyShare
 from antiphon.server.error_response import encode_error_body
 from antiphon.server.response_body import SharedBody
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from antiphon.server.auth import Grant
     from antiphon.server.limits.limiter import Permit
 
@@ -26,6 +27,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 WatchDisconnect = Callable[[Callable[[], None] | None], bool]
+SendWhole = Callable[[int, list[tuple[bytes, bytes]], bytes], bool]
 
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -33,13 +35,10 @@ _EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_NOT_JSON = (b"application/x-www-form-urlencoded", b"multipart/")
 _ID_CHARACTERS = (string.ascii_letters + string.digits + "-_.:/+=").encode()
 _MAX_ID_LENGTH = 128
 _MAX_WARNING_LENGTH = 1024
 _ELLIPSIS = b" ..."
-_MAX_LENGTH_DIGITS = 18
-_WATCH_DELAY_SECONDS = 0.01
 _STEP_BYTES = 256 * 1024
 
 WATCH_DISCONNECT = "antiphon.watch_disconnect"
@@ -48,8 +47,18 @@ WATCH_DISCONNECT = "antiphon.watch_disconnect"
 It returns False if the client has disconnected already.
 """
 
+READ_BODY = "antiphon.read_body"
+"""An ASGI extension: its `take` returns the whole body once if it has arrived, or else None."""
+
 WRITE_BODY = "antiphon.write_body"
-"""An ASGI extension: its `write` sends a part of the body if that needs no waiting, and returns True if it sent it."""
+"""An ASGI extension: its `write` sends a part of the body if that needs no waiting, and returns True if it sent it.
+
+Its `respond`, which may be missing, sends a status, headers and a whole body in the same way. Its `count_unread`
+returns the number of bytes that the server or its kernel holds because the client has not read them.
+"""
+
+BEGIN_BODY = "antiphon.begin_body"
+"""An ASGI extension: its `write` sends the head and the first part of a streamed body, as that of `WRITE_BODY` does."""
 
 MARK_AUTHENTICATED = "antiphon.mark_authenticated"
 """An ASGI extension: its `mark` exempts the connection from the limits for unauthenticated ones."""
@@ -70,12 +79,15 @@ class HttpRequest:
     """A request, and the means to respond to it once.
 
     `respond` sends a whole response. `write` and `finish` send an event stream in parts. The fields below `id` are
-    filled in while the request is served; the access log reads them.
+    filled in while the request is served; the access log reads them. `trace` is set only if traces are on.
     """
 
     __slots__ = (
+        "_extensions",
         "_keepalive_task",
         "_send",
+        "_send_whole",
+        "_take_body",
         "_write_body",
         "_writing",
         "body_budget",
@@ -101,9 +113,12 @@ class HttpRequest:
         "started_at",
         "status",
         "stream",
+        "trace",
         "warnings",
         "watch_disconnect",
     )
+
+    trace: "tuple[Span | None, Any] | None"
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         self.started_at = time.perf_counter()
@@ -115,11 +130,14 @@ class HttpRequest:
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
-        extensions = scope.get("extensions") or {}
+        self._extensions = extensions = scope.get("extensions") or {}
         extension = extensions.get(WATCH_DISCONNECT)
         self.watch_disconnect: WatchDisconnect | None = None if extension is None else extension["watch"]
         extension = extensions.get(WRITE_BODY)
         self._write_body: Callable[[bytes], bool] | None = None if extension is None else extension["write"]
+        self._send_whole: SendWhole | None = None if extension is None else extension.get("respond")
+        extension = extensions.get(READ_BODY)
+        self._take_body: Callable[[], bytes | None] | None = None if extension is None else extension["take"]
         extension = extensions.get(MARK_AUTHENTICATED)
         self.mark_authenticated: Callable[[], None] | None = None if extension is None else extension["mark"]
         self._send = send
@@ -171,17 +189,41 @@ class HttpRequest:
         if names:
             self.warnings.append(f"ignored: {', '.join(names)}")
 
+    def describe_response(self, model: str, response_id: str, warnings: Sequence[str]) -> None:
+        """Set the fields of the log and the headers that are known when a response begins."""
+        self.model = model
+        self.response_id = response_id
+        self.warnings += warnings
+
     def add_served_by(self, served_by: str | None) -> None:
         """Add the header that names the backend and the model. Model names may contain non-ASCII characters."""
         if served_by is not None:
             self.extra_headers.append((b"x-antiphon-served-by", served_by.encode("unicode_escape")))
 
+    def take_body(self) -> bytes | None:
+        """Return the whole body if it has arrived, or None if `receive` must be called for it."""
+        return None if self._take_body is None else self._take_body()
+
     def respond_with(self, value: Any) -> Awaitable[None]:
         """Respond with status 200 and a value encoded as JSON."""
         return self._respond_large(value) if is_large() else self.respond(200, codec.encode(value))
 
+    def respond_now(self, body: bytes) -> bool:
+        """Respond with status 200 and a JSON body if that needs no waiting, and return True if it was sent."""
+        if self._send_whole is None or self.body_share is not None or len(body) > _STEP_BYTES:
+            return False
+        headers = self._make_headers()
+        headers += (_JSON, (b"content-length", b"%d" % len(body)))
+        if not self._send_whole(200, headers, body):
+            return False
+        self.status = 200
+        self.bytes_sent = len(body)
+        return True
+
     async def _respond_large(self, value: Any) -> None:
-        await self.respond(200, await run_in_thread(codec.encode, value))
+        body = await run_in_thread(codec.encode, value)
+        del value  # not held while the client reads
+        await self.respond(200, body)
 
     async def respond_error(
         self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None
@@ -197,12 +239,26 @@ class HttpRequest:
         headers = self._make_headers()
         if body:
             headers += (_JSON, (b"content-length", b"%d" % len(body)))
-        await self._start(status, headers)
         # The response to HEAD states the length of the body that GET would get.
         if self.method == "HEAD":
             body = b""
+        if len(body) > _STEP_BYTES:
+            self._count_response(len(body))
+        await self._start(status, headers)
         is_small = self.body_share is None and len(body) <= _STEP_BYTES
         await (self._send_body if is_small else self._send_large)(body, more=False)
+
+    def _count_response(self, size: int) -> None:
+        """Count a large response in the budget for bodies. Raises Unavailable if it can be requested again later."""
+        budget = self.body_budget
+        if budget is None:
+            return
+        if self.body_share is None:
+            self.body_share = budget.open(project=self.project)
+        # The other methods have had their effect. A body that is larger than the budget is sent if it is the only one.
+        is_required = self.method != "GET" or not budget.used
+        if not self.body_share.resize(self.body_share.size + size, is_required=is_required):
+            raise budget.make_error()
 
     async def respond_text(self, text: bytes, content_type: bytes) -> None:
         """Respond with status 200 and a text."""
@@ -213,12 +269,18 @@ class HttpRequest:
     async def respond_in_parts(self, body: SharedBody) -> None:
         """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
         size = len(body.data)
-        await self._start(200, [*self._make_headers(), _JSON, (b"content-length", b"%d" % size)])
+        headers = [*self._make_headers(), _JSON, (b"content-length", b"%d" % size)]
         if self.method == "HEAD":
+            await self._start(200, headers)
             await self._send_body(b"", more=False)
             return
-        for start in range(0, size, PART_BYTES):
-            await self._send_body(body.data[start : start + PART_BYTES], more=start + PART_BYTES < size)
+        try:
+            with body.sending(self.body_budget or BodyBudget(size), self.project, self._count_read):
+                await self._start(200, headers)
+                for start in range(0, size, PART_BYTES):
+                    await self._send_body(body.data[start : start + PART_BYTES], more=start + PART_BYTES < size)
+        except BodyDropped:
+            raise ClientDisconnected from None
 
     async def respond_file(self, size: int, parts: AsyncIterator[bytes], *, filename: str) -> None:
         """Respond with status 200 and the content of a file, in parts that wait for the client to read."""
@@ -264,6 +326,17 @@ class HttpRequest:
             return False
         if not self._write_body(chunk):
             return False
+        self.bytes_sent += len(chunk)
+        return True
+
+    def begin_now(self, chunk: bytes) -> bool:
+        """Send the head and the first part of an event stream if that needs no waiting. Return True if it was sent."""
+        extension = self._extensions.get(BEGIN_BODY)
+        if extension is None or self.status or len(chunk) > _STEP_BYTES or self.body_share is not None:
+            return False
+        if not extension["write"](200, [*self._make_headers(), *_EVENT_STREAM], chunk):
+            return False
+        self.status = 200
         self.bytes_sent += len(chunk)
         return True
 
@@ -329,7 +402,7 @@ class HttpRequest:
     async def _send_droppable(self, share: BodyShare, chunk: bytes, *, more: bool) -> None:
         """Send the response to a large request. If the client reads slowly, others may need the memory."""
         try:
-            with share.sending(lambda: self.bytes_sent):
+            with share.sending(self._count_read):
                 await self._send_in_steps(chunk, more=more)
         except BodyDropped:
             raise ClientDisconnected from None
@@ -339,6 +412,11 @@ class HttpRequest:
         for start in range(0, len(chunk) or 1, _STEP_BYTES):
             end = start + _STEP_BYTES
             await self._send_body(chunk[start:end], more=more or end < len(chunk))
+
+    def _count_read(self) -> int:
+        """Return the number of bytes of the response that the client has read."""
+        extension = self._extensions.get(WRITE_BODY)
+        return self.bytes_sent - (0 if extension is None else extension["count_unread"]())
 
     def _make_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [
@@ -353,138 +431,6 @@ class HttpRequest:
                 text = text[: _MAX_WARNING_LENGTH - len(_ELLIPSIS)] + _ELLIPSIS
             headers.append((b"x-antiphon-warnings", text))
         return headers
-
-
-class DisconnectWatch:
-    """A context manager that cancels its block when the client disconnects, and then raises ClientDisconnected.
-
-    The body must have been read before. Cancelling is the only way to stop a generator that waits for its model.
-
-    uvicorn's connection calls the watch. Other ASGI servers report a disconnect only to `receive`, so a task receives
-    all further messages. Most responses that need no model are complete within a few milliseconds, so the task starts
-    only after a short delay.
-    """
-
-    __slots__ = ("_disconnected", "_http_request", "_loop", "_owner", "_receiver", "_timer")
-
-    def __init__(self, http_request: HttpRequest) -> None:
-        self._http_request = http_request
-        self._disconnected = False
-
-    def __enter__(self) -> None:
-        owner = asyncio.current_task()
-        assert owner is not None, "a disconnect watch needs a task that it can cancel"
-        self._owner = owner
-        if self._http_request.watch_disconnect is not None:
-            if not self._http_request.watch_disconnect(self._cancel):
-                raise ClientDisconnected
-        else:
-            self._loop = asyncio.get_running_loop()
-            self._receiver: asyncio.Task[None] | None = None
-            self._timer = self._loop.call_later(_WATCH_DELAY_SECONDS, self._start)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._http_request.watch_disconnect is not None:
-            self._http_request.watch_disconnect(None)
-        else:
-            self._timer.cancel()
-            if self._receiver is not None:
-                self._receiver.cancel()
-        if self._disconnected:
-            self._owner.uncancel()
-            raise ClientDisconnected from None
-
-    def _start(self) -> None:
-        self._receiver = self._loop.create_task(self._receive())
-
-    async def _receive(self) -> None:
-        while (await self._http_request.receive())["type"] != "http.disconnect":
-            pass
-        self._cancel()
-
-    def _cancel(self) -> None:
-        self._disconnected = True
-        self._owner.cancel()
-
-
-async def read_body(http_request: HttpRequest, limit: int) -> bytes:
-    """Return the whole body.
-
-    Raises BodyTooLarge as soon as the declared or the received length exceeds the limit, and Unavailable if the budget
-    for bodies is exhausted. A large body takes its share of the budget until `HttpRequest.release_body`.
-    """
-    declared = _check_headers(http_request.headers, limit)
-    budget = http_request.body_budget
-    if budget is not None and declared > FREE_BYTES:  # smaller ones always fit
-        budget.check(declared)
-    first, more = read_message(await http_request.receive())
-    if len(first) > limit:
-        raise _too_large(limit)
-    return (
-        await _read_rest(http_request, bytearray(first), limit, more=more) if more or len(first) > FREE_BYTES else first
-    )
-
-
-async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int, *, more: bool) -> bytes:
-    task = asyncio.current_task()
-    assert task is not None
-    budget = http_request.body_budget or BodyBudget(limit)
-    share = http_request.body_share = budget.open(task.cancel)
-    try:
-        while True:
-            if not share.resize(len(whole)):
-                raise budget.make_error()
-            if not more:
-                break
-            body, more = read_message(await http_request.receive())
-            if len(whole) + len(body) > limit:
-                raise _too_large(limit)
-            whole += body
-    except BaseException as error:
-        http_request.release_body()
-        if not isinstance(error, asyncio.CancelledError) or not share.dropped:
-            raise
-        task.uncancel()
-        raise budget.make_error() from None
-    share.hold()
-    if not share.counted:  # a small body that arrived in parts
-        http_request.release_body()
-    return bytes(whole)
-
-
-def read_message(message: Mapping[str, Any]) -> tuple[bytes, bool]:
-    """Return a part of the body, and True if more follows. Raises ClientDisconnected."""
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnected
-    return message.get("body", b""), message.get("more_body", False)
-
-
-def _check_headers(headers: dict[bytes, bytes], limit: int) -> int:
-    """Refuse forms, compressed and too large bodies. Return the declared length, or 0 if there is none.
-
-    Other content types are accepted: clients send JSON with a wrong type.
-    """
-    if headers.get(b"content-type", b"").lower().startswith(_NOT_JSON):
-        raise InvalidRequest(
-            "The body must be JSON: send 'Content-Type: application/json'.", code="invalid_content_type"
-        )
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise InvalidRequest(
-            "The body must not be compressed: send no Content-Encoding.", code="invalid_content_encoding"
-        )
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit():
-        raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
-    # Python does not convert numbers of any length.
-    if len(length) > _MAX_LENGTH_DIGITS or int(length) > limit:
-        raise _too_large(limit)
-    return int(length)
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is too large: this server accepts at most {limit} bytes.")
 
 
 def _find_client_id(headers: dict[bytes, bytes]) -> str | None:

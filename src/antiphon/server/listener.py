@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 
 

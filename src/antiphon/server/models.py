@@ -1,6 +1,6 @@
 """The handlers of /v1/models."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
@@ -9,6 +9,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import ModelNotFound
 from antiphon.protocol.unions import always
 from antiphon.server.http import HttpRequest
+from antiphon.server.router import Operation
 
 
 class ModelObject(Struct, omit_defaults=True):
@@ -28,6 +29,11 @@ class ModelList(Struct):
 
 class ModelHandlers:
     """One method per operation on models."""
+
+    operations: ClassVar[dict[str, Operation]] = {
+        "list_all": Operation(id="listModels", summary="List the models.", response_type=ModelList),
+        "retrieve": Operation(id="getModel", summary="Get a model.", response_type=ModelObject),
+    }
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from antiphon.errors import BodyTooLarge, InvalidRequest, MissingParameter
-from antiphon.server.http import HttpRequest, read_message
+from antiphon.server.http import HttpRequest
+from antiphon.server.request_body import read_declared_length, read_message
 from antiphon.store.files.content import ContentWriter
 
 _MAX_HEADER_BYTES = 16 * 1024
@@ -18,7 +19,6 @@ _BOUNDARY = re.compile(r"""boundary=(?:"([^"]{1,200})"|([^;\s"]{1,200}))""", re.
 _PARAMETER = re.compile(r""";\s*([\w-]+\*?)\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^;\s]*))""")
 _ESCAPE = re.compile(r"\\(.)")
 _FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
-_MAX_DIGITS = 18
 
 Event = tuple[Literal["part"], dict[str, str]] | tuple[Literal["data"], bytes] | tuple[Literal["end"], None]
 
@@ -222,14 +222,7 @@ def _read_head(headers: dict[bytes, bytes], max_bytes: int, setting: str) -> byt
             "The body must be a form: send 'Content-Type: multipart/form-data' with a boundary.",
             code="invalid_content_type",
         )
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise InvalidRequest(
-            "The body must not be compressed: send no Content-Encoding.", code="invalid_content_encoding"
-        )
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit():
-        raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
-    if len(length) > _MAX_DIGITS or int(length) > max_bytes + _OVERHEAD_BYTES:
+    if read_declared_length(headers) > max_bytes + _OVERHEAD_BYTES:
         raise _too_large(max_bytes, setting, None)
     return (boundary[1] or boundary[2]).encode("latin-1")
 

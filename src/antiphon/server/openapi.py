@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -60,6 +60,10 @@ _NULL = {"type": "null"}
 
 class OpenApiHandler:
     """Responds with the document. It is made on the first request, and again if the server begins to require a key."""
+
+    operations: ClassVar[dict[str, Operation]] = {
+        "show": Operation(id="getDocument", summary="Get this document.", response_type=dict[str, Any])
+    }
 
     def __init__(self, router: Router, *, requires_key: Callable[[], bool]) -> None:
         self._router = router

@@ -18,7 +18,8 @@ import msgspec
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
-from antiphon.config import Settings
+from antiphon.config.changes import SettingChanges, compare_settings
+from antiphon.config.settings import Settings
 from antiphon.engine.assembly import reconfigure
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
@@ -28,11 +29,11 @@ from antiphon.server.exposure import check_exposure
 from antiphon.server.listener import bind_socket, explain_bind_error, format_url
 from antiphon.server.log import configure_logging
 from antiphon.server.reload import Reloader
-from antiphon.server.running_servers import ServerFile
+from antiphon.server.running_servers import FOLDER, ServerFile
+from antiphon.server.store_users import register_store_user
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
 from antiphon.server.write_timeout import WriteTimeout
-from antiphon.setting_changes import SettingChanges, compare_settings
 
 if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
@@ -151,6 +152,7 @@ class Server(uvicorn.Server):
     stop_signals: tuple[signal.Signals, ...] = HANDLED_SIGNALS
     load_settings: Callable[[], Settings] | None = None
     _reloader: Reloader | None = None
+    _store_user: ServerFile | None = None
     _stop_signal = 0
 
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -228,20 +230,19 @@ class Server(uvicorn.Server):
         gc.set_threshold(10_000, 20, 50)
         self._watchdog.start()
         self._write_timeout.start()
+        if self._engine.containers is not None:
+            self._engine.containers.start_compilation()
         if sockets:
             url = format_url(sockets[0])
             if self.load_settings is not None:
-                file = ServerFile.create(self.settings.data_dir, url)
+                self._store_user = register_store_user(self.settings, url)
+                file = ServerFile.create(self.settings.data_dir / FOLDER, url)
                 self._reloader = Reloader(
                     self.load_settings, self.apply_settings, file=file, on_hangup=self.request_stop
                 )
                 self._reloader.start()
             if self._on_ready is not None:
                 self._on_ready(url)
-
-    def end_drain(self) -> None:
-        """Stop accepting requests before the time for it is over."""
-        self._drained.set()
 
     def request_stop(self) -> None:
         """Start a graceful shutdown."""
@@ -276,6 +277,8 @@ class Server(uvicorn.Server):
             stop_timer.cancel()
             self._watchdog.stop()
             self._write_timeout.stop()
+            if self._store_user is not None:
+                self._store_user.remove()
         logger.info("stopped")
 
     def _announce_stop(self) -> None:

@@ -1,16 +1,18 @@
 """The handlers of /v1/prompts."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
-from antiphon.protocol.prompt import PromptSummary
-from antiphon.server.http import HttpRequest, read_body
+from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
+from antiphon.server.http import HttpRequest
 from antiphon.server.query import VersionQuery, read_query
-from antiphon.server.request_body import decode_body
+from antiphon.server.request_body import read_json_body
+from antiphon.server.router import Operation
 
 
 class PromptList(Struct):
@@ -29,15 +31,28 @@ class DeletedPrompt(Struct):
 class PromptHandlers:
     """One method per operation on prompts."""
 
-    def __init__(self, engine: Engine, *, max_body_bytes: int, max_body_values: int) -> None:
+    operations: ClassVar[dict[str, Operation]] = {
+        "define": Operation(
+            id="definePrompt", summary="Define a version of a prompt.", body_type=PromptDefinition, response_type=Prompt
+        ),
+        "list_all": Operation(id="listPrompts", summary="List the versions of all prompts.", response_type=PromptList),
+        "retrieve": Operation(
+            id="getPrompt",
+            summary="Get a version of a prompt, by default the newest.",
+            query_type=VersionQuery,
+            response_type=Prompt,
+        ),
+        "delete": Operation(
+            id="deletePrompt", summary="Delete a prompt with all its versions.", response_type=DeletedPrompt
+        ),
+    }
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._prompts = engine.prompts
-        self._max_body_bytes = max_body_bytes
-        self._max_body_values = max_body_values
+        self._settings = settings
 
     async def define(self, http_request: HttpRequest) -> None:
-        body = await read_body(http_request, self._max_body_bytes)
-        definition, ignored = await decode_body(codec.decode_prompt_definition, body, max_values=self._max_body_values)
-        http_request.warn_ignored(ignored)
+        definition = await read_json_body(http_request, codec.decode_prompt_definition, self._settings)
         await http_request.respond_with(await self._prompts.define(http_request.project, definition))
 
     async def list_all(self, http_request: HttpRequest) -> None:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from antiphon.config import Settings
+from antiphon.config.changes import SettingChanges
+from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError
 from antiphon.server.running_servers import ReloadResult, ServerFile
-from antiphon.setting_changes import SettingChanges
 
 logger = logging.getLogger(__name__)
 
@@ -88,18 +88,23 @@ class Reloader:
             for warning in settings.warnings:
                 logger.warning("%s", warning)
             changes = await self._apply(settings)
-        except (AntiphonError, OSError) as error:
-            message = " ".join(str(error).split())
+        except Exception as error:
+            message = describe_failure(error)
             logger.error("the settings were not reloaded, the old ones stay in effect: %s", message)
             return ReloadResult(error=message)
-        except Exception as error:
-            logger.exception("the settings were not reloaded, the old ones stay in effect")
-            return ReloadResult(error=f"{type(error).__name__}: see the log of the server.")
         result = describe_changes(changes)
         logger.info("%s", result.changes)
         if result.restart_needed:
             logger.warning("%s", result.restart_needed)
         return result
+
+
+def describe_failure(error: Exception) -> str:
+    """Return the error of a reload in one line. An unexpected error is logged with its traceback."""
+    if isinstance(error, (AntiphonError, OSError)):
+        return " ".join(str(error).split())
+    logger.error("the settings were not reloaded", exc_info=error)
+    return f"{type(error).__name__}: see the log of the server."
 
 
 def describe_changes(changes: SettingChanges) -> ReloadResult:

@@ -1,38 +1,39 @@
 """The handlers of /v1/responses."""
 
-from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
 
-from antiphon.config import Dialect
+from antiphon.config.settings import Settings
 from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
-from antiphon.engine.respond.run import Events, Run
-from antiphon.errors import Unavailable
+from antiphon.engine.items import ItemPage
+from antiphon.engine.respond.run import Run
+from antiphon.errors import InvalidRequest, NotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL, Event
-from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import Response
+from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
+from antiphon.protocol.response import CompactedResponse, Response
 from antiphon.protocol.unions import Unknown
 from antiphon.server.dialect import OutputDialect, choose_dialect
+from antiphon.server.disconnect_watch import DisconnectWatch
 from antiphon.server.error_response import encode_failed_response
-from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
+from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, HttpRequest
 from antiphon.server.include import IncludeFilter, add_include
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
-from antiphon.server.request_body import decode_body, is_short
+from antiphon.server.request_body import decode_body, is_short, read_body, read_json_body
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
+from antiphon.server.router import Operation
+from antiphon.server.stream_start import StreamStart
 from antiphon.stream.sse import DONE, encode_batch
 
 if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
-
-T = TypeVar("T")
 
 # A response that failed because the server is unavailable can be tried again.
 RETRY_SOON = (b"retry-after", b"1")
@@ -52,29 +53,68 @@ class InputTokens(Struct):
 class ResponseHandlers:
     """One method per operation on responses."""
 
+    operations: ClassVar[dict[str, Operation]] = {
+        "create": Operation(
+            id="createResponse",
+            summary="Create a response.",
+            body_type=CreateRequest,
+            response_type=Response,
+            streams=True,
+            errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
+        ),
+        "count_input_tokens": Operation(
+            id="countInputTokens",
+            summary="Count the input tokens of a request.",
+            body_type=CountRequest,
+            response_type=InputTokens,
+            errors=(NotFound,),
+        ),
+        "compact": Operation(
+            id="compactResponse",
+            summary="Compact a conversation so that it fits the context window.",
+            body_type=CompactRequest,
+            response_type=CompactedResponse,
+            errors=(NotFound,),
+        ),
+        "retrieve": Operation(
+            id="getResponse",
+            summary="Get a stored response, or stream the events of a background response.",
+            query_type=ResponseQuery,
+            response_type=Response,
+            streams=True,
+        ),
+        "delete": Operation(id="deleteResponse", summary="Delete a stored response.", response_type=DeletedResponse),
+        "cancel": Operation(
+            id="cancelResponse",
+            summary="Cancel a response that is in progress.",
+            response_type=Response,
+            errors=(InvalidRequest,),
+        ),
+        "list_input_items": Operation(
+            id="listInputItems",
+            summary="List the input items of a stored response.",
+            query_type=PageQuery,
+            response_type=ItemPage,
+        ),
+    }
+
     def __init__(
         self,
         engine: Engine,
+        settings: Settings,
         *,
-        max_body_bytes: int,
-        max_body_values: int,
         keepalive: Keepalive,
-        compat: Dialect,
         metrics: "ServerMetrics | None" = None,
-        stateless: bool = False,
     ) -> None:
         self._engine = engine
-        self._compat = compat
-        self._max_body_bytes = max_body_bytes
-        self._max_body_values = max_body_values
+        self._settings = settings
+        self._compat = settings.compat
+        self._max_body_bytes = settings.max_body_bytes
+        self._max_body_values = settings.max_body_values
         self._keepalive = keepalive
         self._bodies = SharedBodies()
         self._metrics = metrics
-        self._stateless = stateless  # `background` is ignored
-
-    async def _read(self, http_request: HttpRequest, decode: Callable[[bytes], T]) -> T:
-        body = await read_body(http_request, self._max_body_bytes)
-        return await decode_body(decode, body, max_values=self._max_body_values)
+        self._stateless = settings.stateless  # `background` is ignored
 
     async def create(self, http_request: HttpRequest) -> None:
         body = await read_body(http_request, self._max_body_bytes)
@@ -82,7 +122,7 @@ class ResponseHandlers:
             decoded = codec.decode_request(body)
         else:
             decoded = await decode_body(codec.decode_request, body, max_values=self._max_body_values)
-        request = decoded.request
+        request = decoded.body
         http_request.model = request.model
         http_request.stream = bool(request.stream)
         http_request.warn_ignored(decoded.ignored)
@@ -90,29 +130,31 @@ class ResponseHandlers:
         # A background request that has arrived is accepted, even if its client does not wait for the response.
         is_queued = request.background and not self._stateless
         accepted = await self._accept(http_request, request) if is_queued else None
+        start = StreamStart(http_request, request, dialect) if request.stream else None
         with DisconnectWatch(http_request):
             run = accepted or await self._engine.create(
-                request, project=http_request.project, key_id=http_request.key_id
+                request,
+                project=http_request.project,
+                key_id=http_request.key_id,
+                on_pending=None if start is None else start.prepare,
             )
-            response = run.response
-            http_request.model = response.model
-            http_request.response_id = response.id
-            http_request.warnings += run.warnings
-            if response.tools:
-                dialect = add_include(dialect, response, request.include)
             tail = b""
-            if request.stream:
-                http_request.add_served_by(response.served_by)
+            if start is not None:
+                start.accept(run)
                 if isinstance(run, BackgroundRun):
-                    await self._stream_pages(http_request, run.events(), dialect)
+                    await self._stream_pages(http_request, run.events(), start.dialect)
                 elif self._metrics is None:
-                    tail = await self._stream(http_request, run.events(), dialect)
+                    tail = await self._stream(http_request, run, start)
                 else:
                     first_token = self._metrics.watch_first_token(http_request)
-                    tail = await self._stream(http_request, run.events(), dialect)
+                    tail = await self._stream(http_request, run, start)
                     if run.response.output:
                         first_token.record()
             else:
+                response = run.response
+                http_request.describe_response(response.model, response.id, run.warnings)
+                if response.tools:
+                    dialect = add_include(dialect, response, request.include)
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
         response = run.response
@@ -122,7 +164,9 @@ class ResponseHandlers:
         if request.stream:
             await http_request.finish(tail + DONE)
         else:
-            await _respond(http_request, dialect.adapt_response(response))
+            adapted = dialect.adapt_response(response)
+            encoded = run.encoded if adapted is response and isinstance(run, Run) else None
+            await _respond(http_request, adapted, None if encoded is None else encoded.join(response))
 
     async def _accept(self, http_request: HttpRequest, request: CreateRequest) -> Run | BackgroundRun:
         """Accept a background request. Its response runs within other limits than the HTTP request."""
@@ -170,21 +214,20 @@ class ResponseHandlers:
     async def list_input_items(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, PageQuery)
         http_request.response_id = http_request.path_param
+        await http_request.respond_with(await self._load_page(http_request, query))
+
+    async def _load_page(self, http_request: HttpRequest, query: PageQuery) -> ItemPage:
+        project = http_request.project
         page = await self._engine.input_items(
-            http_request.project,
-            http_request.path_param,
-            after=query.after,
-            limit=query.limit,
-            order=query.order,
+            project, http_request.path_param, after=query.after, limit=query.limit, order=query.order
         )
         if query.wants_seals:
-            page = self._engine.reasoning.seal_page(page, project=http_request.project)
-        await http_request.respond_with(IncludeFilter(query.include).filter_page(page))
+            page = self._engine.reasoning.seal_page(page, project=project)
+        return IncludeFilter(query.include).filter_page(page)
 
     async def count_input_tokens(self, http_request: HttpRequest) -> None:
-        body, ignored = await self._read(http_request, codec.decode_count)
+        body = await read_json_body(http_request, codec.decode_count, self._settings)
         http_request.model = body.model
-        http_request.warn_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(body))
         with DisconnectWatch(http_request):
             counted, warnings = await self._engine.count_input_tokens(request, project=http_request.project)
@@ -192,9 +235,8 @@ class ResponseHandlers:
         await http_request.respond_with(InputTokens(counted))
 
     async def compact(self, http_request: HttpRequest) -> None:
-        body, ignored = await self._read(http_request, codec.decode_compact)
+        body = await read_json_body(http_request, codec.decode_compact, self._settings)
         http_request.model = body.model
-        http_request.warn_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(body) | {"input": body.input or []})
         with DisconnectWatch(http_request):
             compacted, warnings = await self._engine.compact(
@@ -225,13 +267,19 @@ class ResponseHandlers:
         seal, adapt = self._engine.reasoning.seal_events, dialect.adapt_events
         return msgspec.structs.replace(dialect, adapt_events=lambda batch: adapt(seal(batch, project=project)))
 
-    async def _stream(self, http_request: HttpRequest, events: Events, dialect: OutputDialect) -> bytes:
+    async def _stream(self, http_request: HttpRequest, run: Run, start: StreamStart) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
+        dialect, first = start.dialect, start.chunk
         adapt = dialect.adapt_events
         with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
-            async with aclosing(events) as batches:
+            async with aclosing(run.events()) as batches:
                 async for batch in batches:
+                    if first:
+                        activity.last_event, chunk, first = batch[-1], first, b""
+                        if not start.is_sent:
+                            await http_request.write(chunk)
+                        continue
                     # The closing events repeat the whole output, others the parameters of the request. A client that
                     # does not read must not hold all of them.
                     is_long = http_request.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not _is_delta(batch[-1]))
@@ -276,10 +324,17 @@ def _is_delta(event: Event | Unknown) -> bool:
     return hasattr(event, "delta")
 
 
-async def _respond(http_request: HttpRequest, response: Response) -> None:
+async def _respond(http_request: HttpRequest, response: Response, body: bytes | None) -> None:
+    """Send a response. `body` is its JSON if it is encoded already."""
     failure = encode_failed_response(response)
     if failure is None:
-        await http_request.respond_with(response)
+        if body is None and is_large():
+            await http_request.respond_with(codec.reuse_tools_json(response))
+            return
+        if body is None:
+            body = codec.encode(codec.reuse_tools_json(response))
+        if not http_request.respond_now(body):
+            await http_request.respond(200, body)
     else:
         if failure[0] == Unavailable.status:
             http_request.extra_headers.append(RETRY_SOON)

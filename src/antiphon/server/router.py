@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from antiphon.errors import AntiphonError, MethodNotAllowed, NotFound
 from antiphon.server.http import HttpRequest
-from antiphon.server.scopes import ADMIN, LIMITED_ROUTES, ROUTE_SCOPES, Scope
+from antiphon.server.scopes import ADMIN, Scope
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 
 _PARAMETER = re.compile(r"\{\w+(\.\.\.)?\}")
 _MAX_SHOWN_PATH = 200
+_RESPONSES_PATH = "/v1/responses"
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class RouteEntry(NamedTuple):
     method: str
     path: str
     public: bool
+    scope: Scope
     operation: Operation | Callable[[], Operation] | None
 
 
@@ -93,6 +95,8 @@ class Router:
         operation: Operation | Callable[[], Operation] | None = None,
         *,
         public: bool = False,
+        scope: Scope = ADMIN,
+        limited: bool = False,
         reads_query: bool = False,
     ) -> None:
         """Add a route. `{name}` in the path matches one segment, `{name...}` matches slashes too.
@@ -100,20 +104,14 @@ class Router:
         Set `reads_query` if the handler parses the query although the operation documents none. A function in place of
         the operation is called when the OpenAPI document is made.
         """
-        self.entries.append(RouteEntry(method, path, public, operation))
+        self.entries.append(RouteEntry(method, path, public, scope, operation))
         if "{" in path:
             methods = self._patterns.setdefault(path, _Pattern(_compile_path(path), {})).methods
         else:
             methods = self._plain.setdefault(path, {})
         reads_query = reads_query or (isinstance(operation, Operation) and operation.query_type is not None)
-        scope = ROUTE_SCOPES.get(f"{method} {path}", ADMIN)
         methods[method] = Route(
-            handler,
-            public=public,
-            reads_query=reads_query,
-            path=path,
-            scope=scope,
-            limited=f"{method} {path}" in LIMITED_ROUTES,
+            handler, public=public, reads_query=reads_query, path=path, scope=scope, limited=limited
         )
         if method == "GET":
             methods["HEAD"] = methods[method]
@@ -123,13 +121,27 @@ class Router:
         """Return the route of a request and set the request's path parameters. Raises NotFound or MethodNotAllowed."""
         methods = self._plain.get(http_request.path) or self._match(http_request)
         if methods is None:
-            raise NotFound(f"Unknown path: {_shorten(http_request.path)}.{self._note}", code="unknown_url")
+            hint = self._suggest_path(http_request.path)
+            raise NotFound(f"Unknown path: {_shorten(http_request.path)}.{self._note}{hint}", code="unknown_url")
         route = methods.get(http_request.method)
         if route is None:
             http_request.extra_headers.append(_make_allow_header(methods))
             raise MethodNotAllowed(f"{http_request.method} is not allowed on this path. Allowed: {', '.join(methods)}.")
         http_request.route_path = route.path
         return route
+
+    def _suggest_path(self, path: str) -> str:
+        """Return a hint for clients with a wrong base URL, or for another API. It is empty if no path is similar."""
+        segments = [segment for segment in path[:_MAX_SHOWN_PATH].split("/") if segment]
+        while segments[:1] == ["v1"]:
+            del segments[0]
+        suggested = "/".join(["", "v1", *segments])
+        if segments[-2:] == ["chat", "completions"] and _RESPONSES_PATH in self._plain:
+            return f" This server has the Responses API: POST {_RESPONSES_PATH}."
+        is_known = suggested in self._plain or any(
+            pattern.expression.fullmatch(suggested) for pattern in self._patterns.values()
+        )
+        return f" Did you mean {suggested}?" if is_known and suggested != path else ""
 
     def _match(self, http_request: HttpRequest) -> Methods | None:
         # The raw path: an encoded slash is part of an id, and does not separate segments.

@@ -1,4 +1,4 @@
-"""The running servers of a data folder: a locked file for each, with its process id and the result of its last reload.
+"""The running servers of a folder: a locked file for each, with its process id and the result of its last reload.
 
 The operating system releases the lock when the process ends, so a file that was left behind is recognized.
 """
@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
+# The folder in a data folder.
 FOLDER = "servers"
 _LOCK_TRIES = 10
 
@@ -38,9 +39,19 @@ class RunningServer(Struct, frozen=True, kw_only=True):
     reloads: int = 0
     result: ReloadResult = ReloadResult()
 
+    @property
+    def is_local(self) -> bool:
+        """True if the process id is valid here."""
+        return self.machine == identify_machine()
+
+    @property
+    def host(self) -> str:
+        """The name of the machine or container."""
+        return self.machine.rpartition("-")[0]
+
 
 class ServerFile:
-    """The file of this process. Without a writable data folder there is none, and only SIGHUP reloads the server."""
+    """The file of this process. Without a writable folder there is none."""
 
     def __init__(self, descriptor: int | None, path: Path, server: RunningServer) -> None:
         self._descriptor = descriptor
@@ -48,13 +59,13 @@ class ServerFile:
         self._server = server
 
     @classmethod
-    def create(cls, data_dir: Path, url: str) -> Self:
+    def create(cls, folder: Path, url: str) -> Self:
         server = RunningServer(pid=os.getpid(), machine=identify_machine(), url=url)
-        path = _locate_file(data_dir, server.pid)
+        path = _locate_file(folder, server.pid)
         descriptor = None
         with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            list_servers(data_dir)  # deletes the files of dead servers
+            list_servers(folder)  # deletes the files of dead servers
             descriptor = _create_locked(path)
         file = cls(descriptor, path, server)
         file._write()
@@ -69,6 +80,7 @@ class ServerFile:
         if self._descriptor is not None:
             with suppress(OSError):
                 self._path.unlink()
+                self._path.parent.rmdir()  # if it is empty
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -81,21 +93,20 @@ class ServerFile:
             os.pwrite(self._descriptor, msgspec.json.encode(self._server), 0)
 
 
-def list_servers(data_dir: Path) -> list[RunningServer]:
-    """Return the servers of a data folder that run on this machine, and delete the files of those that have ended."""
-    found = [read_server(path) for path in sorted((data_dir / FOLDER).glob("*.json"))]
-    machine = identify_machine()
-    return [server for server in found if server is not None and server.machine == machine]
+def list_servers(folder: Path) -> list[RunningServer]:
+    """Return the running servers of a folder, on all machines, and delete the files of those that have ended."""
+    found = [read_server(path) for path in sorted(folder.glob("*.json"))]
+    return [server for server in found if server is not None]
 
 
-def find_server(data_dir: Path, pid: int) -> RunningServer | None:
-    """Return one server of a data folder, or None if it has ended or its file is just being written."""
-    return read_server(_locate_file(data_dir, pid))
+def find_server(folder: Path, pid: int) -> RunningServer | None:
+    """Return one server of a folder, or None if it has ended or its file is just being written."""
+    return read_server(_locate_file(folder, pid))
 
 
-def _locate_file(data_dir: Path, pid: int) -> Path:
-    # Containers can share a data folder and have equal process ids.
-    return data_dir / FOLDER / f"{identify_machine()}-{pid}.json"
+def _locate_file(folder: Path, pid: int) -> Path:
+    # Containers can share a folder and have equal process ids.
+    return folder / f"{identify_machine()}-{pid}.json"
 
 
 def _create_locked(path: Path) -> int | None:

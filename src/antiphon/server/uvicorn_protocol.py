@@ -4,20 +4,19 @@ import asyncio
 import math
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.server.connections import ServerLimits, find_address_key, make_overload_error
 from antiphon.server.deadline import Deadline
-from antiphon.server.error_response import encode_error_body
-from antiphon.server.http import MARK_AUTHENTICATED, WATCH_DISCONNECT, WRITE_BODY, Scope
-from antiphon.server.http_cycle import CountingFlow, HttpCycle
-from antiphon.server.write_timeout import WriteStall, abort_connection
+from antiphon.server.http import BEGIN_BODY, MARK_AUTHENTICATED, READ_BODY, WATCH_DISCONNECT, WRITE_BODY, Scope
+from antiphon.server.http_cycle import Application, CountingFlow, Header, HttpCycle, encode_error
+from antiphon.server.write_timeout import WriteStall, abort_connection, count_unacknowledged
 
 _MAX_HEAD_BYTES = 256 * 1024
 _MAX_HEADERS = 256
@@ -59,6 +58,13 @@ class HttpProtocol(HttpToolsProtocol):
     _host: bytes | None = None
     # The host of the last request. Clients send the same with each one.
     _valid_host: bytes | None = None
+    # The last URL without a host, and its path, raw path and query. Many clients request the same again.
+    _parsed_url = b""
+    _target: tuple[str, bytes, bytes] = ("", b"", b"")
+    # The request line of the last request with its version and method, and True if the current request has the same.
+    _line: bytes | None = None
+    _version, _method = "", ""
+    _has_same_line = False
     _transfer_encoding: bytes | None = None
     _is_upgrade = False
     _is_authenticated = False
@@ -68,6 +74,7 @@ class HttpProtocol(HttpToolsProtocol):
     _late_error: bytes | None = None
     # The request that is served. `cycle` is the latest one, which may wait in the pipeline.
     _served: HttpCycle | None = None
+    cycle: HttpCycle
     flow: CountingFlow
     _on_disconnect: Callable[[], None] | None = None
     write_stall: WriteStall | None = None
@@ -77,6 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._limits: ServerLimits = config.limits
         self._settings = self._limits.settings
         self._deadline = Deadline(self.loop, self._time_out)
+        self._run_app: Application = getattr(self.app, "begin_request", self.app)
 
     # The connection
 
@@ -85,7 +93,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow = CountingFlow(transport)
         self._extensions: dict[str, dict[str, Any]] = {
             WATCH_DISCONNECT: {"watch": self.watch_disconnect},
-            WRITE_BODY: {"write": self.write_body},
+            READ_BODY: {"take": self.take_body},
+            WRITE_BODY: {"write": self.write_body, "respond": self.respond, "count_unread": self.count_unread},
+            BEGIN_BODY: {"write": self.begin_body},
         }
         if self._limits.connections.has_keys:
             self._extensions[MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
@@ -146,10 +156,25 @@ class HttpProtocol(HttpToolsProtocol):
         self._on_disconnect = callback
         return self in self.connections
 
+    def begin_body(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Write the head and the first part of a streamed response if that needs no waiting. Return True if it did."""
+        return not self.pipeline and self._served is not None and self._served.begin_now(status, headers, body)
+
     def write_body(self, body: bytes) -> bool:
         """Write a part of the current response if that needs no waiting, and return True if it was written."""
-        cycle = self.cycle  # the current one, unless requests wait in the pipeline
-        return not self.pipeline and isinstance(cycle, HttpCycle) and cycle.write_now(body)
+        return not self.pipeline and self._served is not None and self._served.write_now(body)
+
+    def take_body(self) -> bytes | None:
+        """Return the body of the request that is served if all of it has arrived, or else None."""
+        return None if self._served is None else self._served.take_body()
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Send a whole response if that needs no waiting, and return True if it was sent."""
+        return self._served is not None and self._served.respond_now(status, headers, body)
+
+    def count_unread(self) -> int:
+        """Return the number of bytes written that the client has not read, as far as the kernel shows it."""
+        return self.transport.get_write_buffer_size() + count_unacknowledged(self.transport)
 
     @property
     def bytes_written(self) -> int:
@@ -161,7 +186,11 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if b"h2c" in data:
+        if self._line is not None and not self._body_is_open and not (self._head_is_open and self._head_bytes):
+            self._has_same_line = data.startswith(self._line)  # a request begins here
+        # The end of the line must be in the data, too. This leaves out a body without line breaks.
+        end = data.rfind(b"\r")
+        if end > 0 and data.find(b"h2c", 0, end) >= 0:
             data = _HTTP2_OFFER.sub(_HIDDEN_OFFER, data)
         try:
             self.parser.feed_data(data)
@@ -240,13 +269,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
-        version = parser.get_http_version()
+        if not self._has_same_line:
+            self._read_line()
+        self._has_same_line = False  # a pipelined request may follow in the same data
+        version = self._version
         self._check_head(version)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI_VERSION,
             "http_version": version,
-            "method": parser.get_method().decode("ascii"),
+            "method": self._method,
             "scheme": self.scheme,
             "server": self.server,
             "client": self.client,
@@ -259,41 +291,39 @@ class HttpProtocol(HttpToolsProtocol):
         if is_upgrade and self._check_upgrade():  # the rest of the connection is not HTTP
             self._is_upgrade = True
             return
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        scope["raw_path"] = url.path
-        scope["query_string"] = url.query or b""
-        if url.host is not None:
-            self._use_host_of_target(url)
+        if self.url != self._parsed_url:
+            self._parse_url()
+        scope["path"], scope["raw_path"], scope["query_string"] = self._target
         self._head_is_open = False
         self._body_is_open = True
         self._received_bytes = self._body_bytes = 0
         self._deadline.ends_at = math.inf
         if not self._is_authenticated and not self._limits.connections.has_keys:
             self.mark_authenticated()
-        self.cycle = HttpCycle(
-            scope=self.scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
+        self.cycle = cycle = HttpCycle(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.on_response_complete,
+            self.tasks,
             expect_100_continue=self.expect_100_continue,
             keep_alive=version == "1.1"
             and parser.should_keep_alive()
             and not is_upgrade
             and not self._limits.is_stopping,
-            on_response=self.on_response_complete,
         )
         if _is_incomplete(self._served):  # a pipelined request
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.appendleft((cycle, self.app))
         else:
-            self._served = self.cycle
-            self._start_asgi_task(self.cycle, self.app)
+            self._served = cycle
+            cycle.start(self.loop, self._run_app)
+
+    def _read_line(self) -> None:
+        method = self.parser.get_method()
+        self._version, self._method = self.parser.get_http_version(), method.decode("ascii")
+        self._line = b"%b %b HTTP/%b\r\n" % (method, self.url, self._version.encode())
 
     def _check_head(self, version: str) -> None:
         host = self._host
@@ -331,6 +361,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._reject(400, "A WebSocket handshake must not precede the response to an earlier request.")
         return True
 
+    def _parse_url(self) -> None:
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        self._target = (urllib.parse.unquote(path) if "%" in path else path, url.path, url.query or b"")
+        if url.host is None:
+            self._parsed_url = self.url
+        else:
+            self._parsed_url = b""
+            self._use_host_of_target(url)
+
     def _use_host_of_target(self, url: Any) -> None:
         """Replace the Host header by the host of an absolute target, as RFC 9112 requires."""
         host: bytes = b"[%b]" % url.host if b":" in url.host else url.host
@@ -348,9 +388,7 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete:
             return
-        if not cycle.body:
-            cycle.message_event.set()
-        cycle.body += body
+        cycle.add_body(body)
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
@@ -364,7 +402,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._deadline.ends_at = math.inf
         cycle.more_body = False
-        cycle.message_event.set()
+        cycle.announce_message()
 
     # Responses
 
@@ -374,10 +412,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
+            cycle, _ = self.pipeline.pop()
             assert isinstance(cycle, HttpCycle)
             self._served = cycle
-            self._start_asgi_task(cycle, app)
+            cycle.start(self.loop, self._run_app)
         elif self._late_error is not None:
             self._write_and_close(self._late_error)
         elif not self._head_is_open and not self._body_is_open:
@@ -410,7 +448,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._is_refused = True
         body_was_open, self._body_is_open = self._body_is_open, False
-        response = _encode_error(status, error)
+        response = encode_error(status, error)
         if body_was_open and not self._withdraw():
             if self.cycle.response_started:
                 self.transport.close()
@@ -452,13 +490,6 @@ class HttpProtocol(HttpToolsProtocol):
         successor.check_handshake()
         # Break the reference cycle, so that an idle WebSocket does not hold both until the next garbage collection.
         self.parser = None  # type: ignore[assignment]  # as uvicorn does when a connection ends
-
-
-def _encode_error(status: int, error: AntiphonError) -> bytes:
-    body = encode_error_body(error)
-    retry_after = b"" if error.retry_after is None else b"retry-after: %d\r\n" % math.ceil(error.retry_after)
-    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n"
-    return head % (STATUS_LINE[status], len(body), retry_after) + body
 
 
 def _is_incomplete(cycle: RequestResponseCycle | None) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.files.service import FileService
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
@@ -22,9 +22,9 @@ from antiphon.protocol.vector_stores import (
     VectorStore,
     VectorStoreFile,
 )
-from antiphon.server.files import read_json
 from antiphon.server.http import HttpRequest
 from antiphon.server.query import read_query
+from antiphon.server.request_body import read_json_body
 from antiphon.server.router import Operation
 
 # Time until a client polls a file in progress again: shorter for a file that was added just now.
@@ -105,7 +105,7 @@ def _operation(
 class VectorStoreHandlers:
     """One method per operation on vector stores, their files and their batches."""
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "create": _operation("createVectorStore", "Create a vector store.", VectorStore, CreateVectorStore),
         "list_all": _operation("listVectorStores", "List the vector stores.", VectorStoreList, query=StoreQuery),
         "retrieve": _operation("getVectorStore", "Get a vector store.", VectorStore),
@@ -140,7 +140,7 @@ class VectorStoreHandlers:
         self._settings = settings
 
     async def create(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_create_vector_store, self._settings)
+        body = await read_json_body(http_request, _decode_create_vector_store, self._settings)
         await http_request.respond_with(await self._stores.create(http_request.project, body))
 
     async def list_all(self, http_request: HttpRequest) -> None:
@@ -155,7 +155,7 @@ class VectorStoreHandlers:
         await http_request.respond_with(await self._stores.retrieve(http_request.project, http_request.path_param))
 
     async def update(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_update_vector_store, self._settings)
+        body = await read_json_body(http_request, _decode_update_vector_store, self._settings)
         await http_request.respond_with(await self._stores.update(http_request.project, http_request.path_param, body))
 
     async def delete(self, http_request: HttpRequest) -> None:
@@ -163,13 +163,13 @@ class VectorStoreHandlers:
         await http_request.respond_with(DeletedVectorStore(http_request.path_param))
 
     async def search(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_search_vector_store, self._settings)
+        body = await read_json_body(http_request, _decode_search_vector_store, self._settings)
         if body.rewrite_query:
             http_request.warnings.append("rewrite_query: queries are not rewritten here")
         await http_request.respond_with(await self._stores.search(http_request.project, http_request.path_param, body))
 
     async def attach(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_attach_file, self._settings)
+        body = await read_json_body(http_request, _decode_attach_file, self._settings)
         file = await self._stores.attach(http_request.project, http_request.path_param, body)
         self._add_poll_header(http_request, file.created_at, is_in_progress=file.status == "in_progress")
         await http_request.respond_with(file)
@@ -201,7 +201,7 @@ class VectorStoreHandlers:
         await http_request.respond_with(file)
 
     async def update_file(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_update_store_file, self._settings)
+        body = await read_json_body(http_request, _decode_update_store_file, self._settings)
         store_id, file_id = http_request.path_params
         await http_request.respond_with(
             await self._stores.update_file(http_request.project, store_id, file_id, body.attributes)
@@ -218,7 +218,7 @@ class VectorStoreHandlers:
         )
 
     async def create_batch(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_create_file_batch, self._settings)
+        body = await read_json_body(http_request, _decode_create_file_batch, self._settings)
         batch = await self._stores.create_batch(http_request.project, http_request.path_param, body)
         self._add_poll_header(http_request, batch.created_at, is_in_progress=batch.file_counts.in_progress > 0)
         await http_request.respond_with(batch)

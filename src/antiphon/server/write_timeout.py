@@ -84,7 +84,7 @@ def count_unacknowledged(transport: asyncio.Transport) -> int:
         return 0
     try:
         return int(_INT.unpack(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, _INT.pack(0)))[0])
-    except OSError:
+    except (OSError, ValueError):  # it is closed: ValueError if it has no descriptor any more
         return 0
 
 

@@ -6,7 +6,7 @@ usage, and the methods with which workers take runs from the queue.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,17 +16,23 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
+from antiphon.store.encoded_response import EncodedResponse
 from antiphon.store.keys import KeyStore
 from antiphon.store.limits import RunLimits
+from antiphon.store.peer_link import StorePeerLink
+from antiphon.store.prompts import PromptStore
 from antiphon.store.usage import ProjectStore, UsageStore
 from antiphon.store.write_observer import OnWrite
+
+if TYPE_CHECKING:
+    from antiphon.store.history_budget import HistoryShare
 
 Order = Literal["asc", "desc"]
 
 NO_LIMITS = RunLimits()
 
-# Called with the kind of a change and the id of its response.
-OnChange = Callable[[str, str], None]
+# Called with the kind of a change, the id of its response, and the number of its last event. -1: unknown.
+OnChange = Callable[[str, str, int], None]
 
 # Length of the random part of a response id. The ids of the items of a response begin with it, after their prefix.
 TOKEN_LENGTH = 44
@@ -57,12 +63,16 @@ class QueueFull(AntiphonError):
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response with the input items of its request, without those of earlier responses.
 
-    From the second `expires_at` on it cannot be loaded or continued. Responses that continue it still read it.
+    From the second `expires_at` on it cannot be loaded or continued. Responses that continue it still read it. If
+    `has_own_ids` is set, the ids of all input items contain that of the response. If `encoded` is given, `save` may set
+    the JSON in it.
     """
 
     response: Response
     input: list[Item | Unknown]
     expires_at: int | None = None
+    has_own_ids: bool = False
+    encoded: EncodedResponse | None = None
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,22 +126,6 @@ class ClaimedRun(NamedTuple):
     free_since: float
 
 
-class PromptVersion(NamedTuple):
-    """One version of a prompt, without its body."""
-
-    prompt_id: str
-    version: str
-    created_at: int
-
-
-class StoredPrompt(NamedTuple):
-    """One version of a prompt. `body` has the bytes given to `save_prompt`."""
-
-    version: str
-    created_at: int
-    body: bytes
-
-
 class ResponseStore(Protocol):
     async def save(
         self,
@@ -175,8 +169,12 @@ class ResponseStore(Protocol):
     async def delete(self, project: str, response_id: str) -> bool:
         """Delete a response with its events and its run. Return False if there was none."""
 
-    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> Sequence[Link]:
+    async def load_chain(
+        self, project: str, response_id: str, *, with_tools: bool = False, share: "HistoryShare | None" = None
+    ) -> Sequence[Link]:
         """Return the response and its ancestors through `previous_response_id`, oldest first.
+
+        The memory is reserved in `share` before large items are read. So do the other methods with a `share`.
 
         With `with_tools`, the last element has the tools of the response, if there are any.
         The result is empty if the response is unknown or has expired. Expired ancestors are included. A deleted
@@ -244,11 +242,12 @@ class ConversationStore(Protocol):
     ) -> ItemRows | None:
         """Return up to `limit` items that follow the item `after`, or None if there is no such conversation.
 
-        Raises InvalidRequest for `after` if the conversation never had such an item. A deleted item keeps its position.
+        There may be fewer, with `has_more`, if they are large (`record.PAGE_BYTES`). Raises InvalidRequest for `after`
+        if the conversation never had such an item. A deleted item keeps its position.
         """
 
     async def load_conversation_items(
-        self, project: str, conversation_id: str, *, before: str | None = None
+        self, project: str, conversation_id: str, *, before: str | None = None, share: "HistoryShare | None" = None
     ) -> list[Item | Unknown] | None:
         """Return all items, oldest first, or None if there is no such conversation.
 
@@ -264,10 +263,14 @@ class ConversationStore(Protocol):
 
 
 class ReferenceStore(Protocol):
-    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
+    async def load_outputs(
+        self, project: str, response_ids: Sequence[str], *, share: "HistoryShare | None" = None
+    ) -> list[Item | Unknown]:
         """Return the output items of the given responses. Unknown and expired responses are skipped."""
 
-    async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
+    async def load_items(
+        self, project: str, item_ids: Collection[str], *, share: "HistoryShare | None" = None
+    ) -> dict[str, Item | Unknown]:
         """Return the items with these ids. Ids without an item are missing in the result.
 
         An item is taken from the stored response that produced it, with its input and output. Others are found as by
@@ -320,10 +323,10 @@ class RunQueue(Protocol):
 
     `configuration_id` is an identifier shared by all processes that serve the same models.
 
-    `on_change` is called for changes by any process, if the store reports them: `events` for new events, the end or
-    the deletion of a response, `cancelled` for a request to cancel it, `queued` for runs that can be claimed, and
-    `reconnected` if earlier reports may be lost. The last two have no response id. A report is a hint: the change is
-    committed, but reports may be missing. `reports_changes` is False if none are expected now.
+    `on_change` is called for changes by any process, if the store reports them: `events` for the end or the deletion of
+    a response, `cancelled` for a request to cancel it, `queued` for runs that can be claimed, and `reconnected` if
+    earlier reports may be lost. The last two have no response id. It is also called for `announce`. A report is a hint:
+    the change is committed, but reports may be missing. `reports_changes` is False if none are expected now.
     """
 
     configuration_id: str
@@ -332,10 +335,21 @@ class RunQueue(Protocol):
     @property
     def reports_changes(self) -> bool: ...
 
+    def announce(self, kind: str, response_id: str, last: int) -> None:
+        """Report a change to all processes, later and without a guarantee. Do nothing if the store reports none."""
+
     async def enqueue(
-        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+        self,
+        project: str,
+        stored: StoredResponse,
+        request: bytes,
+        *,
+        limits: RunLimits = NO_LIMITS,
+        watched: bool = False,
     ) -> None:
         """Save a new response and its run in one transaction. `claim` returns `request` unchanged.
+
+        `watched`: a reader will follow the run, as by `mark_watched`.
 
         Raises QueueFull, and saves nothing, if the queue is as long as `limits` allow.
         """
@@ -380,7 +394,10 @@ class RunQueue(Protocol):
         """Release all runs of this owner. Others can claim them at once."""
 
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        """Return a run that this owner did not start to the queue. It counts as free since `free_since`."""
+        """Return a run that this owner did not start to the queue. It counts as free since `free_since`.
+
+        With a time in the future, up to a minute, it cannot be claimed before. Others of its project can.
+        """
 
     async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         """Stop renewing the lease of one run of this owner, without ending the run.
@@ -420,20 +437,6 @@ class HostedStepStore(Protocol):
         """
 
 
-class PromptStore(Protocol):
-    async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
-        """Save a new version of a prompt. Raises InvalidRequest if the version exists: versions do not change."""
-
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
-        """Return a version of a prompt, or None if there is none. Version None is the one that was saved last."""
-
-    async def list_prompts(self, project: str) -> list[PromptVersion]:
-        """Return every version of every prompt, by id, then in the order in which they were saved."""
-
-    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
-        """Delete a prompt with all its versions. Return False if there was none."""
-
-
 class Store(
     ResponseStore,
     ConversationStore,
@@ -455,10 +458,14 @@ class Store(
     Unavailable. A damaged row raises ServerError, and a failure of the storage, such as a full disk, StoreUnavailable.
     The store logs such a failure once.
 
-    `on_write` is called for each batch of writes. It must be set before `open`.
+    `on_write` is called for each batch of writes. It must be set before `open`. `peer_link` is the connection to other
+    processes with this store, from `open` on. None if the store does not connect processes.
     """
 
     on_write: OnWrite | None
+
+    @property
+    def peer_link(self) -> StorePeerLink | None: ...
 
     async def open(self) -> None:
         """Connect and migrate the schema. Called once. Raises ConfigError if the storage cannot be opened."""

@@ -17,6 +17,11 @@ MAX_BYTES = 32 * 1024 * 1024
 _LINK_BYTES = 700
 
 
+def measure_link(link: Link) -> int:
+    """Return the memory of a link."""
+    return measure_items(link.items) + _LINK_BYTES
+
+
 class _Entry(NamedTuple):
     link: Link
     revision: int
@@ -43,15 +48,19 @@ class ChainCache:
         self.bytes_found += entry.size
         return entry.link
 
-    def add(self, project: str, link: Link, revision: int) -> None:
-        """Add a link that was read at this revision, unless it is larger than the cache."""
+    def add(self, project: str, link: Link, revision: int, size: int | None = None) -> None:
+        """Add a link that was read at this revision, unless it is larger than the cache.
+
+        `size` is the result of `measure_link`, if it is known.
+        """
         if not link.final:
             return
         key = project, link.id
         replaced = self._entries.pop(key, None)
         if replaced is not None:
             self.size -= replaced.size
-        size = measure_items(link.items) + _LINK_BYTES
+        if size is None:
+            size = measure_link(link)
         if size > self._max_bytes:
             return
         self._entries[key] = _Entry(link, revision, size)

@@ -87,9 +87,6 @@ class ContainerStore(Protocol):
     async def touch_container(self, project: str, container_id: str) -> ContainerRow | None:
         """Set the time of the last activity to now, unless the container has expired. Return the container."""
 
-    async def set_interpreter(self, project: str, container_id: str, interpreter: str) -> None:
-        """Record the interpreter that runs the container's code."""
-
     async def list_containers(
         self, project: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], name: str | None
     ) -> tuple[list[ContainerRow], bool]:
@@ -105,6 +102,12 @@ class ContainerStore(Protocol):
         """Return the projects and ids of expired containers of all projects whose files are not deleted.
 
         Containers in which a process runs code are left out.
+        """
+
+    async def list_interrupted_runs(self, *, seconds: float, limit: int) -> list[tuple[str, str]]:
+        """Return the projects and ids of containers whose process ended while it ran code in them.
+
+        Its lease has been over for so many seconds.
         """
 
     async def purge_container(self, project: str, container_id: str) -> None:

@@ -5,19 +5,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from antiphon.errors import ConfigError, StoreLost
-from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation, find_first_run
+from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation, find_first_run, make_summary
 from antiphon.store.migration_files import Migration
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.migrations import migrate
 from antiphon.store.sqlite_thread import SqliteThread
-
-_Result = TypeVar("_Result")
 
 _MIGRATIONS = [
     Migration(
@@ -204,17 +201,13 @@ class SqliteLedger(SqliteThread):
 
     def _list(self, limit: int) -> list[RunSummary]:
         rows = self._connect().execute(_LIST, {"limit": limit, "now": self._now()})
-        return [
-            RunSummary(
-                run_id=run_id,
-                created_at=created_at,
-                updated_at=updated_at,
-                status=status,
-                title=title,
-                lease=Lease(*lease) if lease[0] else None,
-            )
-            for run_id, created_at, updated_at, status, title, *lease in rows
-        ]
+        return [make_summary(row) for row in rows]
+
+
+def migrate_ledger(path: Path) -> None:
+    """Create the file of a ledger, or update its tables. Raises ConfigError."""
+    connection, _ = _open(path)
+    connection.close()
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, DatabaseFiles]:

@@ -23,6 +23,9 @@ class StoreLimits(NamedTuple):
 
     For PostgreSQL: `connections` is the number of connections for reading. `listen_url` leads to the server if the URL
     of the store leads to a connection pooler.
+
+    The others are numbers of objects of a project, of parts of an upload, and of files of a vector store. They are the
+    defaults of the settings with the same names.
     """
 
     min_free_bytes: int = 16 * 1024 * 1024
@@ -30,6 +33,14 @@ class StoreLimits(NamedTuple):
     chain_cache_bytes: int = 32 * 1024 * 1024
     connections: int = 8
     listen_url: str = ""
+    max_conversations: int = 1_000_000
+    max_prompts: int = 10_000
+    max_keys: int = 10_000
+    max_files: int = 100_000
+    max_uploads: int = 10_000
+    max_upload_parts: int = 10_000
+    max_vector_stores: int = 100_000
+    max_vector_store_files: int = 10_000
 
 
 DEFAULT_LIMITS = StoreLimits()

@@ -34,7 +34,7 @@ def locate_store(
             raise ConfigError("The URL of the memory store is memory: with nothing after the colon.")
         from antiphon.store.memory.store import MemoryStore
 
-        return MemoryStore(now=now or time.time)
+        return MemoryStore(now=now or time.time, limits=limits)
     if scheme == "sqlite":
         from antiphon.store.sqlite.store import SqliteStore
 
@@ -44,6 +44,20 @@ def locate_store(
 
         return PostgresStore(url, now=now, configuration_id=configuration_id, limits=limits)
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")
+
+
+def locate_existing_store(url: str) -> Store:
+    """Return the store for a URL, without creating its file. Raises ConfigError if there is no such file."""
+    path = find_missing_file(url)
+    if path is not None:
+        raise ConfigError(f"There is no store at {path}.")
+    return locate_store(url)
+
+
+def find_missing_file(url: str) -> Path | None:
+    """Return the path of the file of a SQLite store, if there is no such file."""
+    path: Path | None = getattr(locate_store(url), "path", None)
+    return None if path is None or path.is_file() else path
 
 
 def locate_files(url: str, *, contents: str = "") -> FileLocation:

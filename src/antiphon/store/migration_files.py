@@ -11,7 +11,7 @@ class Migration(NamedTuple):
 
 
 def read_migrations(database: str) -> list[Migration]:
-    """Return all migrations of a database (`sqlite` or `postgres`) in order."""
+    """Return all migrations of a database (`sqlite`, `files` or `postgres`) in order."""
     folder = Path(__file__).with_name("migrations") / database
     files = sorted(folder.glob("*.sql"))
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]

@@ -2,14 +2,20 @@
 
 import itertools
 import logging
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from antiphon.errors import InvalidRequest, ServerError
-from antiphon.protocol.codec import decode_item_arrays, decode_items, decode_items_lossless, decode_response, encode
+from antiphon.protocol.codec import (
+    decode_item_arrays,
+    decode_items,
+    decode_items_lossless,
+    decode_response,
+    encode,
+    reuse_tools_json,
+)
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
@@ -24,8 +30,8 @@ logger = logging.getLogger(__name__)
 # Errors when stored data is decoded: it is no JSON, its text is no UTF-8, or a column has a value of another type.
 DAMAGE = (InvalidRequest, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 
-# Maximum size of a batch of events, unless one event is larger.
-BATCH_BYTES = 256 * 1024
+# Maximum size of a page of items, unless one item is larger.
+PAGE_BYTES = 16 * 1024 * 1024
 
 
 class ResponseRecord(NamedTuple):
@@ -42,7 +48,10 @@ class ResponseRecord(NamedTuple):
 
 
 class LinkRecord(NamedTuple):
-    """The part of a response record that a chain needs. `body` may be None if the response continues another."""
+    """The part of a response record that a chain needs. `body` may be None if the response continues another.
+
+    `size` is the number of bytes. Unless `is_read`, they were only measured, and are None.
+    """
 
     id: str
     previous_response_id: str | None
@@ -50,6 +59,8 @@ class LinkRecord(NamedTuple):
     input: bytes
     output: bytes
     body: bytes | None
+    size: int
+    is_read: bool = True
 
 
 class ForeignItem(NamedTuple):
@@ -69,19 +80,15 @@ class ItemRecord(NamedTuple):
     content: bytes
 
 
-class EventBatch(NamedTuple):
-    """The JSON of consecutive events, one per line."""
-
-    first: int
-    last: int
-    lines: bytes
-
-
 def pack_response(stored: StoredResponse) -> ResponseRecord:
     """Encode a response. Later changes to it do not change the record."""
     response = stored.response
     bare = copy_struct(response)
     bare.output = []
+    bare = reuse_tools_json(bare)
+    output, body = encode(response.output), encode(bare)
+    if stored.encoded is not None:
+        stored.encoded.output, stored.encoded.body = output, body
     return ResponseRecord(
         response.id,
         response.previous_response_id,
@@ -89,8 +96,8 @@ def pack_response(stored: StoredResponse) -> ResponseRecord:
         response.status in FINAL_STATUSES,
         stored.expires_at,
         encode(stored.input),
-        encode(response.output),
-        encode(bare),
+        output,
+        body,
     )
 
 
@@ -185,11 +192,16 @@ def _find_id(elements: Sequence[msgspec.Raw], item_id: str) -> int:
 def find_foreign_items(stored: StoredResponse) -> list[ForeignItem]:
     """Return the items that this response did not produce. Ids of its own items contain its id after the prefix."""
     own = stored.response.id.removeprefix("resp")
+    message = f"msg{own}"
+    length = len(message)
     return [
         ForeignItem(item_id, parse_response_id(item_id))
-        for items in (stored.input, stored.response.output)
+        for items in (() if stored.has_own_ids else stored.input, stored.response.output)
         for item in items
-        if (item_id := item.id) is not None and not item_id.startswith(own, item_id.find("_"))
+        # Most items are messages of this response. For them, a slice costs less than the two calls.
+        if (item_id := item.id) is not None
+        and item_id[:length] != message
+        and not item_id.startswith(own, item_id.find("_"))
     ]
 
 
@@ -269,6 +281,20 @@ def measure_records(records: Iterable[LinkRecord | ResponseRecord]) -> int:
 def measure_texts(values: Iterable[Any]) -> int:
     """Return the length of all encoded values. Values of other types are damaged, and decoding them fails later."""
     return sum(len(value) for value in values if isinstance(value, bytes))
+
+
+def fit_page(sizes: Iterable[int], limit: int) -> tuple[int, bool]:
+    """Return the number of items in a page, by their sizes, and True if there are more.
+
+    A page has at most `limit` items and PAGE_BYTES, but at least one item.
+    """
+    count = total = 0
+    for size in sizes:
+        total += size
+        if count == limit or (count and total > PAGE_BYTES):
+            return count, True
+        count += 1
+    return count, False
 
 
 def unpack_links(records: Sequence[LinkRecord | ResponseRecord]) -> dict[str, Link]:
@@ -379,56 +405,6 @@ def unpack_conversation(conversation_id: str, created_at: int, metadata: bytes) 
     except DAMAGE as error:
         raise report_damage(f"conversation {conversation_id}", error) from None
     return Conversation(id=conversation_id, created_at=created_at, metadata=decoded)
-
-
-def pack_events(first: int, payloads: Sequence[bytes]) -> list[EventBatch]:
-    """Encode consecutive events, numbered from `first`. Return no batch for no events.
-
-    A batch is larger than `BATCH_BYTES` only if its single event is, so that a reader never has to read more at once.
-    """
-    batches: list[EventBatch] = []
-    start = size = 0
-    for index, payload in enumerate(payloads):
-        size += len(payload)
-        if size > BATCH_BYTES and index > start:
-            batches.append(_pack_batch(first + start, payloads[start:index]))
-            start, size = index, len(payload)
-    if payloads:
-        batches.append(_pack_batch(first + start, payloads[start:]))
-    return batches
-
-
-def _pack_batch(first: int, payloads: Sequence[bytes]) -> EventBatch:
-    lines = b"\n".join(payloads)
-    if lines.count(b"\n") >= len(payloads):
-        raise ServerError("A stored event must be one line of JSON.")
-    return EventBatch(first, first + len(payloads) - 1, lines)
-
-
-def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the events of a batch with a number greater than `after`, with their numbers."""
-    payloads = lines.split(b"\n")
-    first = last - len(payloads) + 1
-    skipped = max(after + 1 - first, 0)
-    return zip(range(first + skipped, last + 1), payloads[skipped:], strict=True)
-
-
-def take_events(batches: Iterable[tuple[int, bytes]], after: int, max_bytes: int | None) -> list[tuple[int, bytes]]:
-    """Return the events of batches with a number greater than `after`. `batches` have their last number and lines.
-
-    The result has at most `max_bytes`, or one event that is larger. No batch is read that is not needed.
-    """
-    events: list[tuple[int, bytes]] = []
-    left = math.inf if max_bytes is None else max_bytes
-    for last, lines in batches:
-        for event in unpack_events(last, lines, after):
-            left -= len(event[1])
-            if left < 0 and events:
-                return events
-            events.append(event)
-        if left <= 0:
-            break
-    return events
 
 
 class _ConversationField(msgspec.Struct):

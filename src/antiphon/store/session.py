@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -15,8 +14,6 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite_thread import SqliteThread
-
-_Result = TypeVar("_Result")
 
 # The file may be that of a ledger, so the version of its schema is not used here.
 _SCHEMA = """

@@ -17,7 +17,6 @@ TOUCH = """
 UPDATE containers SET last_active_at = CASE WHEN last_active_at > ? THEN last_active_at ELSE ? END
 WHERE project = ? AND id = ? AND is_purged = 0 AND last_active_at + idle_seconds > ?
 """
-SET_INTERPRETER = "UPDATE containers SET interpreter = ? WHERE project = ? AND id = ?"
 LIST_ASCENDING = f"""
 SELECT {_COLUMNS} FROM containers WHERE project = ? AND id > ? AND (CAST(? AS text) IS NULL OR name = ?)
 ORDER BY id LIMIT ?
@@ -33,8 +32,11 @@ SELECT project, id FROM containers WHERE is_purged = 0 AND last_active_at <= ? A
     AND (runner IS NULL OR running_until <= ?)
 LIMIT ?
 """
+LIST_INTERRUPTED = """
+SELECT project, id FROM containers WHERE is_purged = 0 AND runner IS NOT NULL AND running_until <= ? LIMIT ?
+"""
 PURGE = "UPDATE containers SET is_purged = 1 WHERE project = ? AND id = ?"
-DELETE_PURGED = "DELETE FROM containers WHERE is_purged = 1 AND last_active_at < ? RETURNING id"
+DELETE_PURGED = "DELETE FROM containers WHERE is_purged = 1 AND last_active_at < ?"
 
 COUNT_FILES = """
 SELECT count(*), CAST(coalesce(sum(bytes), 0) AS bigint) FROM container_files
@@ -82,9 +84,6 @@ class SqlContainers(StepDatabase):
     async def touch_container(self, project: str, container_id: str) -> ContainerRow | None:
         return await self._write(_touch, project, container_id, int(self._now()))
 
-    async def set_interpreter(self, project: str, container_id: str, interpreter: str) -> None:
-        await self._execute(SET_INTERPRETER, (interpreter, project, container_id))
-
     async def list_containers(
         self, project: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], name: str | None
     ) -> tuple[list[ContainerRow], bool]:
@@ -100,11 +99,14 @@ class SqlContainers(StepDatabase):
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
         return await self._read(_list_expired, int(self._now()), limit)
 
+    async def list_interrupted_runs(self, *, seconds: float, limit: int) -> list[tuple[str, str]]:
+        return await self._read(_list_interrupted, seconds, limit)
+
     async def purge_container(self, project: str, container_id: str) -> None:
         await self._write(_purge, project, container_id)
 
     async def delete_purged_containers(self, before: int) -> int:
-        return len(await self._execute(DELETE_PURGED, (before,)))
+        return await self._change(DELETE_PURGED, (before,))
 
     async def add_container_file(self, project: str, row: ContainerFileRow, *, limits: ContainerLimits) -> None:
         await self._write(_add_file, project, row, limits)
@@ -185,6 +187,12 @@ def _purge(project: str, container_id: str) -> Steps[None]:
 def _list_expired(now: int, limit: int) -> Steps[list[tuple[str, str]]]:
     ((present,),) = yield Clock()
     rows = yield SqlStep(LIST_EXPIRED, (now, now, present, limit))
+    return [(project, container_id) for project, container_id in rows]
+
+
+def _list_interrupted(seconds: float, limit: int) -> Steps[list[tuple[str, str]]]:
+    ((now,),) = yield Clock()
+    rows = yield SqlStep(LIST_INTERRUPTED, (now - seconds, limit))
     return [(project, container_id) for project, container_id in rows]
 
 

@@ -1,55 +1,56 @@
-"""API keys in a table, shared by the SQL stores. Each has its own statements."""
+"""API keys in a table, shared by the SQL stores."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon.store.keys import StoredKey
-from antiphon.store.sql_work import SqlDatabase
+from antiphon.store.object_limits import check_number
+from antiphon.store.sql_steps import Lock, SqlStep, StepDatabase, Steps
 
-KEY_COLUMNS = "id, digest, project, name, scopes, created_at, expires_at, revoked_at, last_used_at"
+_COLUMNS = "id, digest, project, name, scopes, created_at, expires_at, revoked_at, last_used_at"
 
-
-class KeyStatements(NamedTuple):
-    """The statements of `SqlKeys`. The rows of `find` and `list` have the `KEY_COLUMNS`."""
-
-    save: Any
-    find: str
-    list: str
-    exists: str
-    revoke: Any
-    rotate: Any
-    record_use: Any
+SAVE = f"INSERT INTO api_keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+COUNT = "SELECT count(*) FROM api_keys WHERE project = ? AND revoked_at IS NULL"
+FIND = f"SELECT {_COLUMNS} FROM api_keys WHERE digest = ?"
+LIST = f"SELECT {_COLUMNS} FROM api_keys ORDER BY created_at, id"
+EXISTS = "SELECT EXISTS (SELECT 1 FROM api_keys)"
+REVOKE = "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+ROTATE = "UPDATE api_keys SET digest = ?, expires_at = ? WHERE id = ? AND revoked_at IS NULL"
+RECORD_USE = "UPDATE api_keys SET last_used_at = ? WHERE id = ? AND (last_used_at IS NULL OR last_used_at <= ?)"
 
 
-class SqlKeys(SqlDatabase):
+class SqlKeys(StepDatabase):
     """Base of the classes that store API keys by SQL."""
 
-    _key_statements: KeyStatements
-
     async def save_key(self, key: StoredKey) -> None:
-        await self._writer.submit(self._key_statements.save, (*key[:4], " ".join(key.scopes), *key[5:]))
+        await self._write(_save, key, self._limits.max_keys)
 
     async def find_key(self, digest: bytes) -> StoredKey | None:
-        rows = await self._reader.submit(self._key_statements.find, (digest,))
+        rows = await self._fetch(FIND, (digest,))
         return _read_key(rows[0]) if rows else None
 
     async def list_keys(self) -> list[StoredKey]:
-        return [_read_key(row) for row in await self._reader.submit(self._key_statements.list, ())]
+        return [_read_key(row) for row in await self._fetch(LIST, ())]
 
     async def has_keys(self) -> bool:
-        ((exists,),) = await self._reader.submit(self._key_statements.exists, ())
+        ((exists,),) = await self._fetch(EXISTS, ())
         return bool(exists)
 
     async def revoke_key(self, key_id: str, revoked_at: int) -> bool:
-        revoked: int = await self._writer.submit(self._key_statements.revoke, (revoked_at, key_id))
-        return revoked > 0
+        return await self._change(REVOKE, (revoked_at, key_id)) > 0
 
     async def rotate_key(self, key_id: str, digest: bytes, expires_at: int | None) -> bool:
-        rotated: int = await self._writer.submit(self._key_statements.rotate, (digest, expires_at, key_id))
-        return rotated > 0
+        return await self._change(ROTATE, (digest, expires_at, key_id)) > 0
 
     async def record_key_use(self, key_id: str, used_at: int, *, interval: int) -> None:
-        await self._writer.submit(self._key_statements.record_use, (used_at, key_id, used_at - interval))
+        await self._change(RECORD_USE, (used_at, key_id, used_at - interval))
+
+
+def _save(key: StoredKey, max_keys: int) -> Steps[None]:
+    yield Lock(f"keys of {key.project}")
+    ((number,),) = yield SqlStep(COUNT, (key.project,))
+    check_number(number, max_keys, "API keys", setting="max_keys", hint="Revoke some first.")
+    yield SqlStep(SAVE, (*key[:4], " ".join(key.scopes), *key[5:]))
 
 
 def _read_key(row: Sequence[Any]) -> StoredKey:

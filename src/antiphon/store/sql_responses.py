@@ -1,115 +1,115 @@
-"""Reading of responses and of references to their items, shared by the SQL stores. Each has its own statements."""
+"""Responses, shared by the SQL stores: how one is saved, loaded and deleted.
+
+Triggers of the schema delete the run of a final response, and the run and the events of a deleted one.
+"""
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread, run_sized
+from antiphon.errors import NotFound, StoreUnavailable
+from antiphon.offload import LARGE_BYTES, is_large, run_in_thread, run_sized
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import ItemRows, Link, Order, StoredResponse
-from antiphon.store.chain_cache import ChainCache
+from antiphon.store.base import ItemRows, LeaseLost, Order, StoredResponse
+from antiphon.store.event_batches import EventBatch, pack_events
 from antiphon.store.item_offsets import ItemOffsets, OffsetCache, build_offsets
 from antiphon.store.record import (
-    Chain,
-    LinkRecord,
-    add_tools,
+    ForeignItem,
+    ItemRecord,
     find_foreign_items,
-    finish_chain,
-    group_by_response,
-    measure_records,
-    pack_events,
     pack_items,
     pack_response,
     unpack_bare_response,
-    unpack_item,
-    unpack_items,
-    unpack_links,
     unpack_named_items,
-    unpack_output,
     unpack_page,
     unpack_response,
     unpack_slice,
-    walk_chain,
 )
+from antiphon.store.sql_conversations import LOAD_FOR_UPDATE as LOCK_CONVERSATION
+from antiphon.store.sql_conversations import SqlConversations, TurnPlan
+from antiphon.store.sql_events import HOLD as HOLD_RUN
+from antiphon.store.sql_events import append_batches, find_missing
+from antiphon.store.sql_steps import Batch, RowInsert, SqlStep, Steps
 
 T = TypeVar("T")
 
-# Number of references that are searched at once, so that other readers wait only briefly.
-ITEMS_STEP = 200
+INSERT = RowInsert(
+    "INSERT INTO responses (project, id, previous_response_id, created_at, final, expires_at, input, output, body)",
+    columns=9,
+)
 
-# Number of links to read first, and the factor by which it grows while the link before them is not in the cache:
-# another process may have added the newest links.
-FIRST_LINKS = 2
-LINKS_GROWTH = 32
+# PostgreSQL only. A save that is repeated because its commit got no answer may have created the response again.
+_DELETE_AGAIN = """
+DELETE FROM responses WHERE project = ?1 AND id = ?2
+    AND EXISTS (SELECT 1 FROM deletions WHERE project = ?1 AND response_id = ?2)
+"""
+
+SAVE = RowInsert(
+    INSERT.into,
+    columns=INSERT.columns,
+    after_repeat=_DELETE_AGAIN,
+    rest="""
+ON CONFLICT (project, id) DO UPDATE SET
+    previous_response_id = excluded.previous_response_id,
+    created_at = excluded.created_at,
+    final = excluded.final,
+    expires_at = excluded.expires_at,
+    input = excluded.input,
+    output = excluded.output,
+    body = excluded.body
+WHERE excluded.final >= responses.final
+""",
+)
+
+# A response is not saved again with an unfinished status after its final one.
+LOCK = "SELECT final FROM responses WHERE project = ? AND id = ? FOR UPDATE"
+
+# Items produced by a stored response are not indexed: they are found in that response and deleted with it.
+INDEX_ITEM = """
+INSERT INTO foreign_items (project, response_id, item_id) SELECT ?1, ?2, ?3
+WHERE NOT EXISTS (SELECT 1 FROM responses WHERE project = ?1 AND id = ?4) ON CONFLICT DO NOTHING
+"""
+
+_LIVE = "FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
+
+DELETE = f"DELETE {_LIVE}"
+
+LOAD = f"SELECT expires_at, input, output, body {_LIVE}"
+
+LOAD_RESPONSE = f"SELECT body, output {_LIVE}"
+
+LOAD_BODY = f"SELECT body {_LIVE}"
+
+LOAD_INPUT = f"SELECT input {_LIVE}"
+
+# The statements for small values have NULL instead of large ones.
+LOAD_SMALL_INPUT = f"SELECT CASE WHEN length(input) <= {LARGE_BYTES} THEN input END {_LIVE}"
+
+LOAD_ITEMS = f"SELECT input, output {_LIVE}"
+
+_IS_SMALL_RESPONSE = f"length(body) + length(output) <= {LARGE_BYTES}"
+
+LOAD_SMALL_RESPONSE = (
+    f"SELECT CASE WHEN {_IS_SMALL_RESPONSE} THEN body END, CASE WHEN {_IS_SMALL_RESPONSE} THEN output END {_LIVE}"
+)
+
+_IS_SMALL = f"length(input) + length(output) <= {LARGE_BYTES}"
+
+LOAD_SMALL_ITEMS = f"SELECT CASE WHEN {_IS_SMALL} THEN input END, CASE WHEN {_IS_SMALL} THEN output END {_LIVE}"
+
+LOAD_INPUT_PART = """
+SELECT substr(input, CAST(?4 AS integer) + 1, CAST(?5 AS integer)) FROM responses
+WHERE project = ?1 AND id = ?2 AND (expires_at IS NULL OR expires_at > ?3)
+"""
 
 
-class ResponseStatements(NamedTuple):
-    """The queries of `SqlResponses`. The parameters of each begin with the project and an id, and then the time.
-
-    `chain` has as further parameters the maximum number of rows, the id of the response whose body is read, and the
-    project. Its rows have the fields of a `LinkRecord` and the revision of the project. `load_small_input` and
-    `load_small_items` have NULL instead of large values. `load_input_part` has a start and a length.
-    """
-
-    load: str
-    load_response: str
-    load_body: str
-    load_input: str
-    load_small_input: str
-    load_input_part: Any
-    load_items: str
-    load_small_items: str
-    chain: str
-    find_in_response: str
-    find_in_conversation: str
-
-
-class RowReader(Protocol):
-    def submit(self, statement: str, parameters: Sequence[object], /) -> Awaitable[list[Any]]:
-        """Return the rows of a query."""
-
-
-class LocatedItem(NamedTuple):
-    """An item that was found in the response `response_id`, or in a conversation, with its content."""
-
-    item_id: str
-    response_id: str | None
-    conversation_id: str = ""
-    content: bytes = b""
-
-
-class SqlResponses:
+class SqlResponses(SqlConversations):
     """Base of the classes that store responses by SQL."""
 
-    _statements: ResponseStatements
-    _now: Callable[[], float]
-    _reads: asyncio.Semaphore
-    _chain_cache: ChainCache
     _offsets: OffsetCache
-
-    @property
-    @abstractmethod
-    def _reader(self) -> RowReader: ...
-
-    @abstractmethod
-    def _submit(self, row: Sequence[Any], *related: Any) -> Awaitable[None]:
-        """Write the result of `_pack`."""
-
-    @abstractmethod
-    async def _locate_items(self, project: str, item_ids: Sequence[str]) -> Sequence[LocatedItem]:
-        """Find items that the responses named in their ids do not have."""
-
-    @abstractmethod
-    async def _read_outputs(self, project: str, response_ids: Sequence[str]) -> Sequence[tuple[str, bytes]]:
-        """Return the id and the encoded output of the responses that exist, in the given order."""
-
-    def _make_item_key(self, item_id: str) -> str:
-        """Return the value of the columns `item_id` for an item."""
-        return item_id
 
     async def save(
         self,
@@ -129,8 +129,77 @@ class SqlResponses:
     async def _save_large(self, *arguments: Any) -> None:
         await self._submit(*await run_in_thread(_pack, *arguments))
 
+    async def _submit(self, row: Sequence[Any], *related: Any) -> None:
+        """Write the result of `_pack`."""
+        if not related and self._is_uncertain(row[0], row[1]):
+            related = [], None, [], None, ([], [])
+        if related:
+            await self._save_with_related(row, *related)
+            return
+        try:
+            await self._insert(SAVE, row)
+        except StoreUnavailable:
+            with self._track_write(row[0], row[1], -1):  # the caller may try again
+                raise
+
+    async def _save_with_related(
+        self,
+        row: Sequence[Any],
+        foreign: list[ForeignItem],
+        owner: str | None,
+        batches: list[EventBatch],
+        *conversation: Any,
+    ) -> None:
+        first = batches[0].first if batches else -1
+        with self._track_write(row[0], row[1], first) as is_repeated:
+            await self._write(self._write_response, row, foreign, owner, batches, *conversation, is_repeated)
+        if owner is not None:
+            self.announce("events", row[1], batches[-1].last if batches else -1)
+
+    def _write_response(
+        self,
+        row: Sequence[Any],
+        foreign: list[ForeignItem],
+        owner: str | None,
+        batches: list[EventBatch],
+        conversation: str | None,
+        items: tuple[list[ItemRecord], list[ItemRecord]],
+        is_repeated: bool,  # noqa: FBT001 - steps get their parameters by position
+    ) -> Steps[None]:
+        """Save a response with its events and conversation items. With an owner, check that it has the run."""
+        project, response_id, _, _, is_final, expires_at, *_ = row
+        if owner is not None and not (yield SqlStep(HOLD_RUN, (project, response_id, owner))):
+            raise LeaseLost(f"{owner} does not own the run of {response_id}.")
+        if not is_final and any(final for (final,) in (yield SqlStep(LOCK, (project, response_id)))):
+            return
+        missing = yield from find_missing(project, response_id, batches, is_repeated=is_repeated)
+        plan: TurnPlan | None = None
+        if conversation is not None:
+            if not (yield SqlStep(LOCK_CONVERSATION, (project, conversation, int(self._now())))):
+                raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+            plan = yield from self._plan_turn(project, conversation, *items, response_id=response_id)
+        yield SqlStep(SAVE.one_row, row)
+        yield Batch(INDEX_ITEM, self._make_index_rows(project, response_id, foreign))
+        yield from append_batches(project, response_id, missing)
+        if plan is not None:
+            yield from self._write_turn(plan, expires_at)
+        if is_repeated:
+            yield SqlStep(_DELETE_AGAIN, (project, response_id))
+
+    def _make_index_rows(
+        self, project: str, response_id: str, foreign: Iterable[ForeignItem]
+    ) -> list[tuple[str, str, str, str | None]]:
+        """Return the rows of INDEX_ITEM for the foreign items of a response that has just been written."""
+        return [(project, response_id, self._make_item_key(each.item_id), each.source) for each in foreign]
+
+    async def delete(self, project: str, response_id: str) -> bool:
+        is_deleted = await self._change(DELETE, (project, response_id, int(self._now()))) > 0
+        if is_deleted:
+            self.announce("events", response_id)
+        return is_deleted
+
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
-        rows = await self._reader.submit(self._statements.load, (project, response_id, self._now()))
+        rows = await self._fetch(LOAD, (project, response_id, int(self._now())))
         return await run_sized(_measure(rows), unpack_response, response_id, *rows[0]) if rows else None
 
     async def list_input_items(
@@ -143,13 +212,12 @@ class SqlResponses:
         key = project, response_id
         offsets = self._offsets.find(key)
         if offsets is None:
-            statements = self._statements
             found = await self._unpack_arrays(
                 project,
                 response_id,
                 unpack,
-                small=statements.load_small_input,
-                whole=statements.load_input,
+                small=LOAD_SMALL_INPUT,
+                whole=LOAD_INPUT,
                 find=lambda: self._offsets.find(key),
             )
             if not isinstance(found, ItemOffsets):
@@ -163,8 +231,7 @@ class SqlResponses:
     ) -> ItemRows | None:
         """Read a page of a large array without the rest of it."""
         page = offsets.find_page(after=after, limit=limit, order=order)
-        parameters = (project, response_id, self._now(), page.start, page.end - page.start)
-        rows = await self._reader.submit(self._statements.load_input_part, parameters)
+        rows = await self._read_input_part(project, response_id, page.start, page.end - page.start)
         if not rows:
             self._offsets.remove((project, response_id))
             return None
@@ -181,18 +248,18 @@ class SqlResponses:
         whole: str,
         find: Callable[[], T | None] = lambda: None,
     ) -> T | None:
-        """Return the result of a function of arrays of a response, or None if there is no response.
+        """Return the result of a function of values of a response, or None if there is no response.
 
-        Few large arrays are in memory at once, however many requests need one. Small ones do not wait for them. `find`
+        Few large values are in memory at once, however many requests need one. Small ones do not wait for them. `find`
         returns the result if another request has computed it meanwhile.
         """
-        parameters = (project, response_id, self._now())
-        rows = await self._reader.submit(small, parameters)
-        if rows and None in tuple(rows[0]):
+        parameters = (project, response_id, int(self._now()))
+        rows = await self._fetch(small, parameters)
+        if rows and None in rows[0]:
             async with self._reads:
                 if (found := find()) is not None:
                     return found
-                rows = await self._reader.submit(whole, parameters)
+                rows = await self._fetch(whole, parameters)
                 return await run_sized(_measure(rows), unpack, *rows[0]) if rows else None
         return unpack(*rows[0]) if rows else None
 
@@ -200,87 +267,20 @@ class SqlResponses:
         self, project: str, response_id: str, item_ids: Collection[str], *, lossless: bool = False
     ) -> dict[str, Item | Unknown]:
         unpack = partial(unpack_named_items, item_ids, response_id, lossless=lossless)
-        statements = self._statements
-        found = await self._unpack_arrays(
-            project, response_id, unpack, small=statements.load_small_items, whole=statements.load_items
-        )
+        found = await self._unpack_arrays(project, response_id, unpack, small=LOAD_SMALL_ITEMS, whole=LOAD_ITEMS)
         return found or {}
 
     async def load_response(self, project: str, response_id: str) -> Response | None:
-        # The rows of many requests must not be in memory at once: each can be large.
-        async with self._reads:
-            rows = await self._reader.submit(self._statements.load_response, (project, response_id, self._now()))
-            return await run_sized(_measure(rows), unpack_bare_response, response_id, *rows[0]) if rows else None
+        unpack = partial(unpack_bare_response, response_id)
+        return await self._unpack_arrays(project, response_id, unpack, small=LOAD_SMALL_RESPONSE, whole=LOAD_RESPONSE)
 
     async def load_bare_response(self, project: str, response_id: str) -> Response | None:
-        rows = await self._reader.submit(self._statements.load_body, (project, response_id, self._now()))
-        return unpack_bare_response(response_id, *rows[0]) if rows else None
+        rows = await self._fetch(LOAD_BODY, (project, response_id, int(self._now())))
+        return await run_sized(_measure(rows), unpack_bare_response, response_id, *rows[0]) if rows else None
 
-    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> list[Link]:
-        now, with_body = self._now(), response_id if with_tools else None
-        limit = FIRST_LINKS
-        while True:
-            # Each statement reads the chain from its newest response, so each result is one snapshot.
-            parameters = (project, response_id, now, limit, with_body, project)
-            rows = await self._reader.submit(self._statements.chain, parameters)
-            if not rows:
-                return []
-            records = {row[0]: LinkRecord(*row[:-1]) for row in rows}
-            chain = await self._build_chain(project, response_id, records, revision=rows[0][-1])
-            if chain.next_id is None or len(records) < limit:
-                newest = records[response_id].body
-                if with_tools and newest is not None:
-                    chain.links[-1] = add_tools(chain.links[-1], newest)
-                return chain.links
-            limit *= LINKS_GROWTH
-
-    async def _build_chain(
-        self, project: str, response_id: str, records: dict[str, LinkRecord], *, revision: int
-    ) -> Chain:
-        cache = self._chain_cache
-        bytes_found = cache.bytes_found
-        walk = walk_chain(response_id, records.get, find_link=lambda link_id: cache.find(project, link_id, revision))
-        if cache.bytes_found - bytes_found > LARGE_BYTES:
-            mark_large()
-        chain = finish_chain(walk, await run_sized(measure_records(walk.records), unpack_links, walk.records))
-        for link in chain.decoded:
-            cache.add(project, link, revision)
-        return chain
-
-    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
-        outputs = await self._read_outputs(project, response_ids)
-        return await run_sized(_measure(outputs), _unpack_outputs, outputs)
-
-    async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
-        found: dict[str, Item | Unknown] = {}
-        for response_id, wanted in group_by_response(item_ids).items():
-            found |= await self._load_named_items(project, response_id, wanted, lossless=True)
-        rest = [item_id for item_id in item_ids if item_id not in found]
-        for start in range(0, len(rest), ITEMS_STEP):
-            located = await self._locate_items(project, rest[start : start + ITEMS_STEP])
-            found |= await self._load_located(project, located)
-        return found
-
-    async def _load_located(self, project: str, located: Sequence[LocatedItem]) -> dict[str, Item | Unknown]:
-        """Load the items that `_locate_items` has found, each response once."""
-        found: dict[str, Item | Unknown] = {}
-        by_response: dict[str, set[str]] = {}
-        for item_id, response_id, conversation_id, content in located:
-            if response_id is not None:
-                by_response.setdefault(response_id, set()).add(item_id)
-            else:
-                found[item_id] = unpack_items(conversation_id, [content])[0]
-        for response_id, wanted in by_response.items():
-            found |= await self._load_named_items(project, response_id, wanted)
-        return found
-
-    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
-        parameters = (project, self._make_item_key(item_id), self._now())
-        rows = await self._reader.submit(self._statements.find_in_response, parameters)
-        if rows:
-            return await run_sized(_measure(rows), unpack_item, item_id, *rows[0])
-        rows = await self._reader.submit(self._statements.find_in_conversation, parameters)
-        return unpack_items(rows[0][0], rows[0][1:])[0] if rows else None
+    async def _read_input_part(self, project: str, response_id: str, start: int, size: int) -> list[Any]:
+        """Return a row with a part of the encoded input, or no row if there is no response."""
+        return await self._fetch(LOAD_INPUT_PART, (project, response_id, int(self._now()), start, size))
 
 
 def _pack(
@@ -303,7 +303,3 @@ def _pack(
 def _measure(rows: Iterable[Sequence[Any]]) -> int:
     """Return the number of bytes in the rows."""
     return sum(len(value) for row in rows for value in row if isinstance(value, bytes))
-
-
-def _unpack_outputs(outputs: Iterable[tuple[str, bytes]]) -> list[Item | Unknown]:
-    return [item for output in outputs for item in unpack_output(*output)]

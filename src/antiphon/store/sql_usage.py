@@ -1,13 +1,8 @@
-"""Usage, projects and the counts of rate limits in tables, shared by the SQL stores.
+"""Usage, projects and the counts of rate limits in tables, shared by the SQL stores."""
 
-The statements have the parameters of PostgreSQL, `$1`. The SQLite store translates them.
-"""
-
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
-from antiphon.store.sql_work import SqlDatabase
+from antiphon.store.sql_steps import Batch, Clock, Lock, SqlStep, StepDatabase, Steps
 from antiphon.store.usage import (
     HOUR,
     MINUTE,
@@ -29,101 +24,136 @@ _ADD = """ON CONFLICT (started_at, project, key_id, model) DO UPDATE SET
     output_tokens = usage.output_tokens + excluded.output_tokens,
     cost = usage.cost + excluded.cost"""
 
-ADD = f"INSERT INTO usage ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) {_ADD}"
+ADD = f"INSERT INTO usage ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}"
 
 ADD_TO_MONTH = """
-INSERT INTO usage_months (month, project, key_id, tokens, cost) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO usage_months (month, project, key_id, tokens, cost) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (month, project, key_id) DO UPDATE SET
     tokens = usage_months.tokens + excluded.tokens, cost = usage_months.cost + excluded.cost
 """
 
 LIST = f"""
-SELECT started_at - started_at % $3 AS period, project, key_id, model, {_SUMS} FROM usage
-WHERE started_at >= $1 AND started_at < $2
+SELECT started_at - started_at % ? AS period, project, key_id, model, {_SUMS} FROM usage
+WHERE started_at >= ? AND started_at < ?
 GROUP BY period, project, key_id, model ORDER BY period, project, key_id, model
 """
 
-SPENDING = "SELECT project, key_id, tokens, cost FROM usage_months WHERE month = $1 ORDER BY project, key_id"
+SPENDING = "SELECT project, key_id, tokens, cost FROM usage_months WHERE month = ? ORDER BY project, key_id"
 
 # The condition on `started_at` after WHERE also tells SQLite that ON belongs to the INSERT.
 JOIN_HOURS = f"""
 INSERT INTO usage ({_COLUMNS})
 SELECT started_at - started_at % {HOUR} AS period, project, key_id, model, {_SUMS} FROM usage
-WHERE started_at < $1 AND started_at % {HOUR} <> 0
+WHERE started_at < ? AND started_at % {HOUR} <> 0
 GROUP BY period, project, key_id, model {_ADD}
 """
 
-DELETE_JOINED = f"DELETE FROM usage WHERE started_at < $1 AND started_at % {HOUR} <> 0"
+DELETE_JOINED = f"DELETE FROM usage WHERE started_at < ? AND started_at % {HOUR} <> 0"
 
-DELETE_OLD = "DELETE FROM usage WHERE started_at < $1"
+DELETE_OLD = "DELETE FROM usage WHERE started_at < ?"
 
-DELETE_OLD_MONTHS = "DELETE FROM usage_months WHERE month < $1"
+DELETE_OLD_MONTHS = "DELETE FROM usage_months WHERE month < ?"
 
 SAVE_PROJECT = """
-INSERT INTO projects (id, name, created_at, archived_at) VALUES ($1, $2, $3, $4)
+INSERT INTO projects (id, name, created_at, archived_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, archived_at = excluded.archived_at
 """
 
 LIST_PROJECTS = "SELECT id, name, created_at, archived_at FROM projects ORDER BY id"
 
-REVOKE_KEYS = "UPDATE api_keys SET revoked_at = $1 WHERE project = $2 AND revoked_at IS NULL"
+REVOKE_KEYS = "UPDATE api_keys SET revoked_at = ? WHERE project = ? AND revoked_at IS NULL"
 
-# A statement and the parameters of its executions.
-Statement = tuple[str, Sequence[Sequence[object]]]
+REPORT_COUNTS = """
+INSERT INTO limit_counts (subject, node, requests, tokens, concurrent, updated_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (subject, node) DO UPDATE SET
+    requests = excluded.requests, tokens = excluded.tokens, concurrent = excluded.concurrent,
+    updated_at = excluded.updated_at
+"""
+
+# Rows that another process is just deleting are skipped.
+DELETE_OLD_COUNTS = """
+DELETE FROM limit_counts WHERE (subject, node) IN (
+    SELECT subject, node FROM limit_counts WHERE updated_at < ? FOR UPDATE SKIP LOCKED
+)
+"""
+
+LIST_COUNTS = "SELECT subject, requests, tokens, concurrent, ? - updated_at FROM limit_counts WHERE node <> ?"
+
+MEASURE = """
+SELECT coalesce((SELECT sum(length(input) + length(output) + length(body)) FROM responses WHERE project = ?), 0)
+    + coalesce((SELECT sum(length(lines)) FROM events WHERE project = ?), 0)
+    + coalesce((SELECT sum(length(content)) FROM items WHERE project = ?), 0)
+"""
 
 
-class SqlUsage(SqlDatabase):
-    """Base of the classes that store usage and projects by SQL.
-
-    `_roll_up_lock` is executed before old usage is joined, so that two processes do not add the same rows.
-    """
-
-    _roll_up_lock: Sequence[Statement] = ()
-
-    @abstractmethod
-    async def _execute_all(self, statements: Sequence[Statement]) -> None:
-        """Execute statements in one transaction."""
-
-    @abstractmethod
-    async def _select(self, statement: str, parameters: Sequence[object]) -> Sequence[Sequence[Any]]:
-        """Return the rows of a statement."""
+class SqlUsage(StepDatabase):
+    """Base of the classes that store usage and projects by SQL. The age of counts is by the clock of the database."""
 
     async def add_usage(self, rows: Sequence[UsageRow]) -> None:
-        # In one order in all processes: they could otherwise wait for each other.
-        await self._execute_all([(ADD, sorted(rows)), (ADD_TO_MONTH, total_by_month(rows))])
+        await self._write(_add, rows)
 
     async def list_usage(self, start: int, end: int, *, width: int) -> list[UsageRow]:
-        rows = await self._select(LIST, (start, end, width))
+        rows = await self._fetch(LIST, (width, start, end))
         # PostgreSQL returns sums of integers as decimals.
         return [UsageRow._make((*row[:4], *map(int, row[4:8]), row[8])) for row in rows]
 
     async def read_spending(self, month: int) -> list[Spending]:
-        return [Spending(*row) for row in await self._select(SPENDING, (month,))]
+        return [Spending(*row) for row in await self._fetch(SPENDING, (month,))]
 
     async def roll_up_usage(self, now: int) -> None:
         # Whole hours: an hour must not be joined in two parts while its minutes are still listed.
-        joined = ((now - ROLL_UP_SECONDS) // HOUR * HOUR,)
-        old = ((now - RETENTION_SECONDS) // HOUR * HOUR,)
-        await self._execute_all(
-            [
-                *self._roll_up_lock,
-                (JOIN_HOURS, [joined]),
-                (DELETE_JOINED, [joined]),
-                (DELETE_OLD, [old]),
-                (DELETE_OLD_MONTHS, [old]),
-            ]
-        )
+        joined = (now - ROLL_UP_SECONDS) // HOUR * HOUR
+        old = (now - RETENTION_SECONDS) // HOUR * HOUR
+        await self._write(_roll_up, joined, old)
+
+    async def report_limit_counts(self, node: str, counts: Sequence[LimitCounts]) -> None:
+        await self._write(_report_counts, node, counts)
+
+    async def list_limit_counts(self, node: str) -> list[LimitCounts]:
+        return await self._read(_list_counts, node)
+
+    async def measure_stored_bytes(self, project: str) -> int:
+        ((size,),) = await self._fetch(MEASURE, (project, project, project))
+        return int(size)
 
     async def save_project(self, project: StoredProject) -> None:
-        await self._execute_all([(SAVE_PROJECT, [project])])
+        await self._change(SAVE_PROJECT, project)
 
     async def list_projects(self) -> list[StoredProject]:
-        return [StoredProject(*row) for row in await self._select(LIST_PROJECTS, ())]
+        return [StoredProject(*row) for row in await self._fetch(LIST_PROJECTS, ())]
 
     async def archive_project(self, project: StoredProject) -> None:
-        await self._execute_all([(SAVE_PROJECT, [project]), (REVOKE_KEYS, [(project.archived_at, project.id)])])
+        await self._write(_archive, project)
 
 
-def read_counts(rows: Sequence[Sequence[Any]]) -> list[LimitCounts]:
-    """Return counts from rows with their age in seconds. A clock that was set back gives no negative age."""
+def _add(rows: Sequence[UsageRow]) -> Steps[None]:
+    # In one order in all processes: they could otherwise wait for each other.
+    yield Batch(ADD, sorted(rows))
+    yield Batch(ADD_TO_MONTH, total_by_month(rows))
+
+
+def _roll_up(joined: int, old: int) -> Steps[None]:
+    yield Lock("usage")  # two processes must not add the same rows
+    yield SqlStep(JOIN_HOURS, (joined,))
+    yield SqlStep(DELETE_JOINED, (joined,))
+    yield SqlStep(DELETE_OLD, (old,))
+    yield SqlStep(DELETE_OLD_MONTHS, (old,))
+
+
+def _report_counts(node: str, counts: Sequence[LimitCounts]) -> Steps[None]:
+    ((now,),) = yield Clock()
+    yield SqlStep(DELETE_OLD_COUNTS, (now - 5 * MINUTE,))
+    rows = [(each.subject, node, each.requests, each.tokens, each.concurrent, now) for each in counts]
+    yield Batch(REPORT_COUNTS, rows)
+
+
+def _list_counts(node: str) -> Steps[list[LimitCounts]]:
+    ((now,),) = yield Clock()
+    rows = yield SqlStep(LIST_COUNTS, (now, node))
+    # A clock that was set back gives no negative age.
     return [LimitCounts._make((*row[:4], max(0.0, row[4]))) for row in rows if row[4] < MINUTE]
+
+
+def _archive(project: StoredProject) -> Steps[None]:
+    yield SqlStep(SAVE_PROJECT, project)
+    yield SqlStep(REVOKE_KEYS, (project.archived_at, project.id))

@@ -21,15 +21,14 @@ Kind = Literal["text", "integer", "number", "boolean", "json", "lines", "bytes"]
 
 
 class Column(NamedTuple):
-    """A column of a table. `json` and `lines` contain JSON, one text or one per line. `old_name`: in SQLite."""
+    """A column of a table. `json` and `lines` contain JSON, one text or one per line."""
 
     name: str
     kind: Kind = "text"
-    old_name: str = ""
 
 
 class Table(NamedTuple):
-    """A table. Rows are exported in the order of `order`, which may be a column of SQLite only.
+    """A table. Rows are exported in the order of `order`.
 
     `is_file_table`: it is in the database of files, which SQLite has in a file of its own. `rows_step` is the number of
     rows that are written at once.
@@ -43,7 +42,7 @@ class Table(NamedTuple):
 
 
 _PROJECT = Column("project")
-_POSITION = Column("position", "integer", "place")
+_POSITION = Column("position", "integer")
 
 TABLES = (
     Table(
@@ -106,7 +105,7 @@ TABLES = (
             Column("watched", "boolean"),
             Column("cancelled", "boolean"),
             Column("model"),
-            Column("configuration_id", "text", "home"),
+            Column("configuration_id"),
             Column("free_since", "number"),
             Column("request", "bytes"),
         ),
@@ -172,7 +171,6 @@ _FILE_COLUMNS = (
 )
 _CREATED_AT = Column("created_at", "integer")
 _EXPIRES_AT = Column("expires_at", "integer")
-_NUMBER = Column("position", "integer")
 
 CONTAINER_FILES = Table(
     "container_files",
@@ -208,7 +206,7 @@ CHUNKS = Table(
 
 # The files, vector stores and containers.
 FILE_TABLES = (
-    Table("files", (_NUMBER, _PROJECT, Column("id"), _CREATED_AT, _EXPIRES_AT, *_FILE_COLUMNS), "position", True),
+    Table("files", (_POSITION, _PROJECT, Column("id"), _CREATED_AT, _EXPIRES_AT, *_FILE_COLUMNS), "position", True),
     Table(
         "uploads",
         (
@@ -227,14 +225,14 @@ FILE_TABLES = (
     ),
     Table(
         "upload_parts",
-        (_NUMBER, _PROJECT, Column("upload_id"), Column("id"), _CREATED_AT, Column("bytes", "integer")),
+        (_POSITION, _PROJECT, Column("upload_id"), Column("id"), _CREATED_AT, Column("bytes", "integer")),
         "position",
         True,
     ),
     Table(
         "vector_stores",
         (
-            _NUMBER,
+            _POSITION,
             _PROJECT,
             Column("id"),
             _CREATED_AT,
@@ -253,7 +251,7 @@ FILE_TABLES = (
     Table(
         "entries",
         (
-            _NUMBER,
+            _POSITION,
             _PROJECT,
             Column("store_id"),
             Column("file_id"),
@@ -301,13 +299,32 @@ FILE_TABLES = (
     CONTAINER_FILES,
     CONTENTS,
 )
-ALL_TABLES = TABLES + FILE_TABLES
+# The runs of agents, which SQLite has in the file of the ledger. Leases are not moved: no process holds a moved run. A
+# run that the other database already has is left as it is.
+AGENT_TABLES = (
+    Table(
+        "agent_runs",
+        (
+            Column("run_id"),
+            Column("created_at", "integer"),
+            Column("updated_at", "integer"),
+            Column("active_at", "number"),
+            Column("status"),
+            Column("title"),
+        ),
+    ),
+    Table("agent_entries", (Column("run_id"), Column("number", "integer"), Column("entry", "bytes")), "run_id, number"),
+)
+ALL_TABLES = TABLES + FILE_TABLES + AGENT_TABLES
 
 _TABLES = {table.name: table for table in ALL_TABLES}
 
 
 class TransferStore(Protocol):
     """A database that can be exported and imported."""
+
+    async def read_schema(self) -> tuple[int, int]:
+        """Return the version of the schema, 0 if there is none, and the version that this program needs."""
 
     async def describe(self) -> dict[str, Any]:
         """Return facts about the database: its schema version and the number of rows of its tables."""

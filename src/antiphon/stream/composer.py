@@ -49,7 +49,6 @@ Key = int | str | None
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
 _DEFAULT_LIMITS = AnswerLimits()
-# Id prefixes for items that a backend yields whole and without an id.
 
 
 class IllegalDelta(Exception):
@@ -132,7 +131,6 @@ class Composer:
     def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
         composed: list[Event | Unknown] = []
-        limits = self._limits
         index = 0
         while index < len(batch):
             draft = self._text_item
@@ -151,6 +149,7 @@ class Composer:
             index += 1
             if type(delta) in MEASURED:
                 self._size += measure_delta(delta)
+            limits = self._limits
             if (
                 self._size > limits.max_answer_bytes
                 or self._text_size > limits.max_answer_text_bytes
@@ -178,7 +177,11 @@ class Composer:
         self._output, self._usage = [ClosedItem(item, ())], plain.usage
         self._numbers = itertools.count(next(self._numbers) + EVENT_COUNT)
         self._event_count = EVENT_COUNT + 1
-        return [self._end_response(events.Completed, status="completed", completed_at=self._now())]
+        self.finished = True
+        response = self.response = copy_struct(self.response)
+        response.output, response.usage = [item], plain.usage
+        response.status, response.completed_at = "completed", self._now()
+        return [events.Completed(next(self._numbers), response)]
 
     def _check_limits(self) -> list[Event]:
         """Fail an answer that exceeds a limit. The text is counted here, because counting each delta costs more."""
@@ -227,10 +230,7 @@ class Composer:
 
     def _close_text_item(self, ending: Ending = "completed") -> list[Event]:
         draft, self._text_item = self._text_item, None
-        if draft is None:
-            return []
-        self._text_size += draft.take_size()
-        return self._close(draft, ending)
+        return [] if draft is None else self._close(draft, ending)
 
     def _add_text(self, delta: deltas.Text) -> list[Event]:
         if not delta.text and not delta.logprobs:  # chat models start with an empty delta
@@ -371,6 +371,8 @@ class Composer:
 
     def _forward_item_event(self, delta: deltas.ItemPassthrough) -> list[Unknown]:
         draft = self._find_open(delta.key) or self._passthrough_items.get(delta.key or "")
+        if isinstance(draft, PassthroughDraft):
+            draft.read_event(delta.event)
         return [rewrite_event(delta.event, self._numbers, draft)]
 
     def _amend(self, delta: deltas.Amend) -> list[Event]:
@@ -391,7 +393,6 @@ class Composer:
             self._text_item = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
-        self._text_size += draft.take_size()
         return self._close(draft, delta.ending)
 
     def _find_open(self, key: Key) -> OpenDraft | None:
@@ -419,7 +420,8 @@ class Composer:
 
     def _finish(self, delta: deltas.Finish) -> list[Event]:
         if self._unnamed_calls and delta.reason == "stop":
-            return self._finish_failed(deltas.Failure("The model called a tool without a name.", "model_error"))
+            message = "The model called a tool without a name."
+            return self._finish_failed(deltas.Failure(message, "model_error", "model_error"))
         if delta.reason == "stop":
             composed = self._close_all("completed")
             return [*composed, self._end_response(events.Completed, status="completed", completed_at=self._now())]
@@ -450,7 +452,6 @@ class Composer:
         drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
         composed: list[Event] = []
         for draft in drafts:
-            self._text_size += draft.take_size()
             is_last = draft.output_index == len(self._output) - 1
             composed += self._close(draft, choose_ending(draft, ending, is_last=is_last))
         self._text_item, self._calls = None, {}
@@ -458,6 +459,7 @@ class Composer:
 
     def _close(self, draft: OpenDraft, ending: Ending) -> list[Event]:
         closed = self._output[draft.output_index] = close_draft(draft, ending)
+        self._text_size += draft.take_size()  # after the end: its text is joined only once
         return list(closed.ending)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {

@@ -106,13 +106,17 @@ class MessageDraft(Draft):
         emitted: list[Event | Unknown] = []
         if self._open == "text":
             item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
+            # Local names, because this loop runs for every token.
             fragments, numbers = self._fragments, self._numbers
+            text_delta, text_event = deltas.Text, events.OutputTextDelta
             for delta in batch[start:] if start else batch:
-                if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
+                if type(delta) is not text_delta or delta.logprobs:
                     break
                 text = delta.text
+                if not text:
+                    break
                 fragments.append(text)
-                emitted.append(events.OutputTextDelta(next(numbers), item_id, output_index, content_index, text, []))
+                emitted.append(text_event(next(numbers), item_id, output_index, content_index, text, []))
         return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import CodeInterpreterCall, McpCall
 from antiphon.protocol.items import ITEMS, CompactionTrigger, ConfigurationUpdate, ItemReference, OutputItem
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.drafts import Draft, Ending, MessageDraft, ReasoningDraft
@@ -18,10 +19,13 @@ from antiphon.stream.drafts import Draft, Ending, MessageDraft, ReasoningDraft
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
 _ONGOING_STATUSES = frozenset({"in_progress", "searching", "interpreting", "generating", "calling"})
 _INPUT_ONLY_TYPES = (CompactionTrigger, ItemReference, ConfigurationUpdate)
+# Fields of items that the delta events of the item write in pieces.
+_WRITTEN_FIELDS: dict[type, str] = {McpCall: "arguments", CodeInterpreterCall: "code"}
 # The prefixes of the ids of whole items.
 ID_PREFIXES = {
     "message": MessageDraft.prefix,
     "reasoning": ReasoningDraft.prefix,
+    "image_generation_call": "ig",
     "shell_call": "sh",
     "local_shell_call": "lsh",
     "apply_patch_call": "apc",
@@ -31,6 +35,10 @@ ID_PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
 }
+
+
+class _DeltaEvent(msgspec.Struct):
+    delta: Any = None
 
 
 class PassthroughDraft(Draft):
@@ -45,6 +53,8 @@ class PassthroughDraft(Draft):
         self.call_id = call_id
         self._item = replace_ids(item, item_id, call_id)
         self.closed = False
+        self._written_field = _WRITTEN_FIELDS.get(type(item))
+        self._pieces: list[str] = []
 
     def announce(self) -> list[Any]:
         return [self._added(self._item)]
@@ -52,6 +62,14 @@ class PassthroughDraft(Draft):
     def finish(self, item: OutputItem | Unknown, call_id: str | None) -> None:
         """Set the final form of the item."""
         self._item = replace_ids(item, self.id, call_id)
+        self._pieces = []
+
+    def read_event(self, event: Unknown) -> None:
+        """Collect a field that is written in pieces, in case that the item is cut off before its final form."""
+        if self._written_field is not None:
+            piece = msgspec.json.decode(event.raw, type=_DeltaEvent).delta
+            if isinstance(piece, str):
+                self._pieces.append(piece)
 
     def close(self, ending: Ending) -> tuple[list[Any], OutputItem | Unknown]:
         """Return the closing events and the item. An ongoing status becomes `ending`, since the item is done."""
@@ -59,7 +77,8 @@ class PassthroughDraft(Draft):
         item = self._item
         if not isinstance(item, Unknown):
             if getattr(item, "status", None) in _ONGOING_STATUSES:
-                item = msgspec.structs.replace(item, status=ending)
+                written = {self._written_field: "".join(self._pieces)} if self._written_field and self._pieces else {}
+                item = msgspec.structs.replace(item, status=ending, **written)
         elif _is_ongoing(_FIELDS.decode(item.raw).get("status")):
             item = merge_fields(item, {"status": _encode(ending)})
         return [self._done(item)], item

@@ -1,16 +1,17 @@
 """Encode events as server-sent events, and decode a byte stream of them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from antiphon.errors import ModelError
 from antiphon.protocol import events
-from antiphon.protocol.codec import EVENTS, encode
+from antiphon.protocol.codec import EVENTS, encode, reuse_tools_json
 from antiphon.protocol.events import Event
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.tool_lists import SharedTools
+from antiphon.protocol.unions import Unknown, copy_struct
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
@@ -33,6 +34,7 @@ _TEXT_EVENT_PREFIXES: dict[type[Any], bytes] = {
         events.CustomToolCallInputDelta,
     )
 }
+_LIFECYCLE_EVENTS = frozenset(events.Lifecycle.__subclasses__())
 # Bytes as integers: searching for one is five times as fast as for bytes of length 1.
 _LF, _CR, _BACKSLASH = 10, 13, 92
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
@@ -65,13 +67,34 @@ def encode_batch(batch: Iterable[Event | Unknown]) -> bytes:
     return b"".join(encoded)
 
 
+def encode_start(batch: Sequence[Event | Unknown]) -> bytes:
+    """Encode the first events of a response. They repeat the same response, which is encoded once."""
+    response = getattr(batch[0], "response", None)
+    if response is None or any(getattr(event, "response", None) is not response for event in batch):
+        return encode_batch(batch)
+    shared = Raw(_remove_line_ends(encode(reuse_tools_json(response))))
+    encoded: list[bytes] = []
+    for event in batch:
+        encoded += (_PREFIXES[type(event)], encode(_replace_response(event, shared)), b"\n\n")
+    return b"".join(encoded)
+
+
 def encode_json_line(event: Event | Unknown) -> bytes:
     """Encode an event as JSON on one line. An `Unknown` inside it may contain line ends."""
-    body = encode(event)
-    if _LF in body or _CR in body:
-        # JSON has line ends only between tokens, and a space is equivalent there.
-        return body.translate(_LINE_ENDS_TO_SPACES)
-    return body
+    if type(event) in _LIFECYCLE_EVENTS and type(event.response.tools) is SharedTools:  # type: ignore[union-attr]
+        event = _replace_response(event, reuse_tools_json(event.response))  # type: ignore[union-attr]
+    return _remove_line_ends(encode(event))
+
+
+def _remove_line_ends(body: bytes) -> bytes:
+    """Return JSON on one line. It has line ends only between tokens, and a space is equivalent there."""
+    return body.translate(_LINE_ENDS_TO_SPACES) if _LF in body or _CR in body else body
+
+
+def _replace_response(event: Any, response: Any) -> Any:
+    copied = copy_struct(event)
+    copied.response = response
+    return copied
 
 
 def _encode_prefix(event: Event | Unknown) -> bytes:
@@ -108,23 +131,35 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[SseMessage]:
         """Return the messages that this chunk completes."""
-        # The most frequent case: whole messages of one data line each.
-        if (
-            self._is_between_messages
-            and chunk[:6] == b"data: "
-            and chunk[-2:] == b"\n\n"
-            and _CR not in chunk
-            and len(chunk) <= self._limit
-        ):
-            data = chunk[6:-2]
-            if _LF not in data:
+        lines = self.split_data(chunk)
+        if lines is not None:
+            return [SseMessage(None, line) for line in lines]
+        # The same with the names of events.
+        if chunk[:7] == b"event: " and self._has_whole_messages(chunk):
+            messages = _split_named_messages(chunk[7:-2])
+            if messages is not None:
                 self._first_line = False
-                return [SseMessage(None, data)]
-            lines = data.split(b"\n\ndata: ")
-            if _LF not in b"".join(lines):  # there are no other line ends
-                self._first_line = False
-                return [SseMessage(None, line) for line in lines]
+                return messages
         return self._feed_lines(chunk)
+
+    def split_data(self, chunk: bytes) -> list[bytes] | None:
+        """Return the data of a chunk that is whole messages of one data line each, the most frequent case.
+
+        None: nothing was read, and `feed` must read the chunk.
+        """
+        if chunk[:6] != b"data: " or not self._has_whole_messages(chunk):
+            return None
+        data = chunk[6:-2]
+        lines = [data]
+        if _LF in data:
+            lines = data.split(b"\n\ndata: ")
+            if _LF in b"".join(lines):  # there are other line ends
+                return None
+        self._first_line = False
+        return lines
+
+    def _has_whole_messages(self, chunk: bytes) -> bool:
+        return self._is_between_messages and chunk[-2:] == b"\n\n" and _CR not in chunk and len(chunk) <= self._limit
 
     def _feed_lines(self, chunk: bytes) -> list[SseMessage]:
         if self._after_cr and chunk:
@@ -183,6 +218,17 @@ class SseDecoder:
 
     def _make_size_error(self) -> ModelError:
         return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
+
+
+def _split_named_messages(text: bytes) -> list[SseMessage] | None:
+    """Return messages of an event line and a data line, without the first `event: `; None if one has other lines."""
+    messages: list[SseMessage] = []
+    for message in text.split(b"\n\nevent: "):
+        name, _, data = message.partition(b"\ndata: ")
+        if not data or _LF in name or _LF in data:
+            return None
+        messages.append(SseMessage(name.decode(errors="replace") or None, data))
+    return messages
 
 
 class SurrogateRepairer:

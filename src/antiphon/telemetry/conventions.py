@@ -4,24 +4,20 @@ The conventions are not stable yet. This module imports OpenTelemetry: import it
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from antiphon.errors import AntiphonError
 from antiphon.protocol.response import Usage
 from antiphon.telemetry.current_trace import CurrentTrace
+from antiphon.telemetry.trace_context import encode_trace_headers, read_trace_ids
 
 SCOPE = "antiphon"
-TRACEPARENT = "traceparent"
 
 MAX_CONTENT_BYTES = 256 * 1024
 """Maximum size of an attribute with the text of prompts, answers, arguments or results."""
@@ -36,8 +32,6 @@ REQUEST_ATTRIBUTES = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
-
-_propagator = TraceContextTextMapPropagator()
 
 
 def read_version() -> str:
@@ -94,51 +88,18 @@ def encode_attribute(value: object) -> str:
     return encoded.decode() if len(encoded) <= MAX_CONTENT_BYTES else note_omission(len(encoded))
 
 
+def limit_content(text: str) -> str:
+    """Return a text, or a note about its size if it is too large."""
+    return text if len(text) <= MAX_CONTENT_BYTES else note_omission(len(text))
+
+
 def note_omission(size: int) -> str:
     return f'"omitted: {size} bytes"'
 
 
-@contextmanager
-def make_current(span: Span) -> Iterator[None]:
-    """Make a span the current one in a block. The block must not yield to the caller of a generator."""
-    token = contexts.attach(trace.set_span_in_context(span))
-    try:
-        yield
-    finally:
-        contexts.detach(token)
-
-
-def format_traceparent(context: contexts.Context | None = None) -> str:
-    """Return the current span, or that of the context, in the format of the W3C. "" if there is none."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, context)
-    return carrier.get(TRACEPARENT, "")
-
-
-def parse_trace_headers(headers: Mapping[str, str]) -> contexts.Context:
-    """Return a context with the span that `traceparent` and `tracestate` name, if they are valid."""
-    return _propagator.extract(headers, contexts.Context())
-
-
-def make_trace_headers() -> dict[str, str]:
-    """Return `traceparent` and `tracestate` of the current span.
-
-    There is no `baggage`: it may have data that a client means for its own servers only.
-    """
-    headers: dict[str, str] = {}
-    _propagator.inject(headers)
-    return headers
-
-
 def turn_on_current_trace() -> None:
     """Let upstreams continue the current trace, and log lines name it."""
-    CurrentTrace.make_headers, CurrentTrace.read_ids = make_trace_headers, read_trace_ids
-
-
-def read_trace_ids() -> tuple[str, str] | None:
-    """Return the ids of the current trace and span in hex, or None if there are none."""
-    found = trace.get_current_span().get_span_context()
-    return (trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id)) if found.is_valid else None
+    CurrentTrace.encode_headers, CurrentTrace.read_ids = encode_trace_headers, read_trace_ids
 
 
 def make_tracer(provider: trace.TracerProvider) -> Any:

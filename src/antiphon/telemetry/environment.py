@@ -45,3 +45,13 @@ def read_export_interval() -> float:
         return seconds
     logger.warning("OTEL_METRIC_EXPORT_INTERVAL: %r is not a number of milliseconds; using 60000", text)
     return _DEFAULT_INTERVAL
+
+
+def read_variable(name: str) -> str:
+    """Return the value of a variable without spaces around it, or "" if it is not set."""
+    return os.environ.get(name, "").strip()
+
+
+def read_otlp_variable(name: str) -> str:
+    """Return the variable OTEL_EXPORTER_OTLP_TRACES_… of this name, else the one for all signals, else ""."""
+    return read_variable(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or read_variable(f"OTEL_EXPORTER_OTLP_{name}")

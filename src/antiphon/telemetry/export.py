@@ -8,6 +8,13 @@ from typing import Any
 from opentelemetry import trace
 
 from antiphon.errors import ConfigError
+from antiphon.telemetry.conventions import read_version
+
+# Each names a plug-in that makes the HTTP session of the exporter of the SDK.
+_CREDENTIAL_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+)
 
 
 def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
@@ -20,16 +27,32 @@ def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
     provider = trace.get_tracer_provider()
     if not isinstance(provider, trace.ProxyTracerProvider):
         return provider
+    try:
+        if _uses_own_tracer():
+            from antiphon.telemetry.otlp.provider import OtlpTracerProvider
+
+            user_agent = f"antiphon/{read_version()}"
+            return OtlpTracerProvider(make_resource, user_agent=user_agent, shutdown_on_exit=shutdown_on_exit)
+        return _make_sdk_provider(shutdown_on_exit=shutdown_on_exit)
+    except ValueError as error:  # of OTEL_BSP_* or OTEL_SPAN_*
+        raise ConfigError(f"The OTEL_* variables of traces are not valid: {error}") from None
+
+
+def _uses_own_tracer() -> bool:
+    """Return True if the only exporter is OTLP over HTTP. All other exporters need spans of the SDK."""
+    if any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS):
+        return False
+    return _read_exporter_names("traces") == ["otlp"] and _read_protocol("traces") != "grpc"
+
+
+def _make_sdk_provider(*, shutdown_on_exit: bool) -> trace.TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     exporters = make_exporters("traces")
-    try:
-        made = TracerProvider(resource=make_resource(), shutdown_on_exit=shutdown_on_exit)
-        for exporter in exporters:
-            made.add_span_processor(BatchSpanProcessor(exporter))
-    except ValueError as error:  # of OTEL_BSP_* or OTEL_SPAN_*
-        raise ConfigError(f"The OTEL_* variables of traces are not valid: {error}") from None
+    made = TracerProvider(resource=make_resource(), shutdown_on_exit=shutdown_on_exit)
+    for exporter in exporters:
+        made.add_span_processor(BatchSpanProcessor(exporter))
     return made
 
 
@@ -47,15 +70,24 @@ def make_exporters(signal: str) -> Sequence[Any]:
     Raises ImportError without the SDK, and ConfigError for an exporter that is not installed or cannot be made.
     """
     variable = f"OTEL_{signal.upper()}_EXPORTER"
-    names = (name.strip().lower() or "otlp" for name in os.environ.get(variable, "").split(","))
-    return [_make_exporter(signal, variable, name) for name in dict.fromkeys(names) if name != "none"]
+    return [_make_exporter(signal, variable, name) for name in _read_exporter_names(signal)]
+
+
+def _read_exporter_names(signal: str) -> list[str]:
+    names = (
+        name.strip().lower() or "otlp" for name in os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").split(",")
+    )
+    return [name for name in dict.fromkeys(names) if name != "none"]
+
+
+def _read_protocol(signal: str) -> str:
+    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
+    return (own or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")).strip().lower()
 
 
 def _make_exporter(signal: str, variable: str, name: str) -> Any:
     if name == "otlp":
-        protocol = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
-        protocol = protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+        name = "otlp_proto_grpc" if _read_protocol(signal) == "grpc" else "otlp_proto_http"
     found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
     if not found:
         raise ConfigError(f"{variable}: no exporter '{name}' is installed: pip install 'antiphon[otel]'.")

@@ -10,7 +10,7 @@ from typing import Any
 from antiphon.agent.transports.base import Events
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.backends.scripted.backend import ScriptedBackend, create
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, ServerError
 from antiphon.server.listener import bind_socket

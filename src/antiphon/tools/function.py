@@ -129,6 +129,10 @@ def _make_tool(
     summary, descriptions = _parse_docstring(_get_docstring(definition))
     if not (description or summary):
         raise ConfigError(f"The tool '{tool_name}' has no docstring. The model needs one as a description.")
+    if inspect.isgeneratorfunction(definition) or inspect.isasyncgenfunction(definition):
+        raise ConfigError(
+            f"The tool '{tool_name}' is a generator. Return one result, and report progress with `ToolContext.report`."
+        )
     signature = _Signature(function, tool_name, descriptions, strict=strict)
     return CallableTool(
         function=function,
@@ -236,7 +240,8 @@ def _check_parameter(parameter: inspect.Parameter, kind: Any, name: str) -> None
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise ConfigError(f"The tool '{name}' cannot have the parameter '{parameter}': arguments are passed by name.")
     if kind is None:
-        raise ConfigError(f"The parameter '{parameter.name}' of the tool '{name}' has no type.")
+        hint = " Make a tool of the bound method: `tool(instance.method)`." if parameter.name == "self" else ""
+        raise ConfigError(f"The parameter '{parameter.name}' of the tool '{name}' has no type.{hint}")
 
 
 def _add_description(kind: Any, description: str | None) -> Any:

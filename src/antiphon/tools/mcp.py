@@ -24,6 +24,7 @@ from antiphon.tools.mcp_connection import (
     connect_stdio,
     require_package,
 )
+from antiphon.tools.mcp_errors import describe_error
 from antiphon.tools.mcp_requests import OnElicitation, OnSampling, make_callbacks
 from antiphon.tools.mcp_resources import (
     McpPrompt,
@@ -68,8 +69,8 @@ class McpOptions(TypedDict, total=False):
     repeatable: bool | Collection[str]
     resource_tools: bool
     prompt_tools: bool
-    on_elicitation: OnElicitation
-    on_sampling: OnSampling
+    on_elicitation: OnElicitation | None
+    on_sampling: OnSampling | None
 
 
 class McpServer:
@@ -80,6 +81,9 @@ class McpServer:
     """
 
     def __init__(self, name: str, connect: Connect, options: McpOptions) -> None:
+        unknown = next((option for option in options if option not in McpOptions.__annotations__), None)
+        if unknown is not None:
+            raise TypeError(f"got an unexpected keyword argument '{unknown}'")
         self._name = name
         self._connect = connect
         self._options = options
@@ -106,6 +110,8 @@ class McpServer:
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **options: Unpack[McpOptions]) -> "McpServer":
         """Create a server that is reached at a URL, with the streamable HTTP transport."""
         require_package()
+        if not url.lower().startswith(("http://", "https://")):
+            raise ConfigError(f"url: {url!r} must begin with http:// or https://.")
         return cls("over HTTP", connect_http(url, headers), options)
 
     @property
@@ -166,7 +172,8 @@ class McpServer:
             if self._client is not None:
                 await self._list_tools(await self._client.connect())
         except Exception as error:
-            logger.warning("listing the changed tools of the MCP server %s failed", self._name, exc_info=error)
+            reason = describe_error(error)
+            logger.warning("listing the changed tools of the MCP server %s failed: %s", self._name, reason)
 
     def _check_option_names(self, listed: "list[McpTool]") -> None:
         """Raise ConfigError if an option names an unknown tool."""
@@ -279,7 +286,7 @@ class McpServer:
 
     def _get_client(self) -> McpClient:
         if self._client is None:
-            raise Unavailable(f"The connection to the MCP server {self._name} is closed.")
+            raise Unavailable(f"The MCP server {self._name} is not connected: use it inside of 'async with'.")
         return self._client
 
 

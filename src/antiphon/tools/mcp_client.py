@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError, Unavailable
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.mcp_connection import LIST_SECONDS, Connect, McpConnection
+from antiphon.tools.mcp_connection import LIST_SECONDS, Connect, Handshake, McpConnection, McpFailure
 
 if TYPE_CHECKING:
     from mcp.types import Tool as McpTool
@@ -20,7 +20,8 @@ class McpClient:
 
     `transports` are tried in order: the next one if the server answers that it does not support the one before.
     `on_open` is awaited with each new connection. With `on_change`, the client subscribes to changes of the tools.
-    `callbacks` answer requests of the server: see `mcp_requests.py`.
+    `callbacks` answer requests of the server: see `mcp_requests.py`. With them, the older handshake is tried first:
+    since 2026-07-28 the protocol has no requests of a server in the middle of a call.
     """
 
     def __init__(
@@ -34,7 +35,8 @@ class McpClient:
         timeout: float = LIST_SECONDS,
     ) -> None:
         self._name = name
-        self._transports = list(transports)
+        handshakes: tuple[Handshake, ...] = ("legacy", "auto") if callbacks else ("auto",)
+        self._attempts = [(transport, handshake) for transport in transports for handshake in handshakes]
         self._on_open = on_open
         self._on_change = on_change
         self._callbacks = callbacks
@@ -54,6 +56,14 @@ class McpClient:
             return self._connection
 
     async def list_tools(self) -> "list[McpTool]":
+        """Return the tools. If an earlier connection turns out to be lost, list them on a new one."""
+        known = self._connection
+        connection = await self.connect()
+        try:
+            return await connection.list_tools()
+        except AntiphonError:
+            if connection is not known or not connection.state.lost:
+                raise
         return await (await self.connect()).list_tools()
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
@@ -76,15 +86,27 @@ class McpClient:
         if self._connection is not None:
             await self._connection.close()
         while True:
+            transport, handshake = self._attempts[0]
             connection = self._connection = McpConnection(
-                self._name, self._transports[0], self._on_change, callbacks=self._callbacks, timeout=self._timeout
+                self._name,
+                transport,
+                self._on_change,
+                callbacks=self._callbacks,
+                handshake=handshake,
+                timeout=self._timeout,
             )
             try:
                 await connection.open()
                 break
-            except AntiphonError:
-                if len(self._transports) == 1 or connection.state.http_status not in _OTHER_TRANSPORT:
+            except AntiphonError as error:
+                refused = connection.state.http_status in _OTHER_TRANSPORT
+                if len(self._attempts) == 1 or not (refused or _refuses_handshake(error, handshake)):
                     raise
-            del self._transports[0]
+            del self._attempts[0]
         if self._on_open is not None:
             await self._on_open(connection)
+
+
+def _refuses_handshake(error: AntiphonError, handshake: Handshake) -> bool:
+    """Return True if a server that knows only the newer handshake may have refused the older one."""
+    return handshake == "legacy" and isinstance(error, McpFailure) and error.number is not None

@@ -12,10 +12,11 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
 from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.mcp_errors import describe_by_type, describe_error, get_cause, is_invalid_answer, one_line
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.outbound import get_tls_context
 
@@ -38,6 +39,8 @@ IDEMPOTENCY_KEY = "antiphon/idempotency-key"
 
 _CLOSE_SECONDS = 10.0
 _SESSION_HEADER = "mcp-session-id"
+# Texts of the package for a lost connection. Its code, -32000, is also the one of many servers for errors of their own.
+_LOST = ("Connection closed", "SSE stream ")
 _NOT_FOUND = 404
 _FIRST_ERROR = 400
 
@@ -90,6 +93,8 @@ class McpFailure(UpstreamError):
 
 
 Connect = Callable[[McpConnectionState], AbstractAsyncContextManager[Any]]
+Handshake = Literal["auto", "legacy"]
+"""`legacy`: that of the protocol before 2026-07-28. `auto`: the newest that the server knows."""
 
 
 def require_package() -> None:
@@ -101,9 +106,14 @@ def require_package() -> None:
 
 
 def load_package() -> None:
-    """Import the `mcp` package and load the certificates. This takes long: a server calls it in a thread."""
+    """Import the `mcp` package, limit its log lines and load the certificates.
+
+    This takes long: a server calls it in a thread.
+    """
     for name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.subscriptions", "antiphon.tools.mcp_http"):
         importlib.import_module(name)
+    for name in ("mcp.client.streamable_http", "mcp.client.sse"):
+        logging.getLogger(name).addFilter(one_line)
     _get_tls_context()
     get_tls_context()
 
@@ -236,13 +246,14 @@ class McpConnection:
         on_change: Callable[[], None] | None,
         *,
         callbacks: Mapping[str, Any] | None = None,
+        handshake: Handshake = "auto",
         timeout: float = LIST_SECONDS,
     ) -> None:
         self.state = McpConnectionState()
         self._name = name
         self._connect = connect
         self._on_change = on_change
-        self._callbacks = dict(callbacks or {})
+        self._options = {**(callbacks or {}), "mode": handshake}
         self._timeout = timeout
         self._subscribed = False
         self._closing = asyncio.Event()
@@ -315,7 +326,7 @@ class McpConnection:
             if limit.expired():
                 reason = f"did not list its {name} in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise self._map_error(error) from _get_cause(error)
+            raise self._map_error(error) from get_cause(error)
 
     async def _read_pages(self, kind: str, name: str) -> list[Any]:
         list_page = getattr(self._client.result(), f"list_{kind}")
@@ -346,13 +357,15 @@ class McpConnection:
             if limit.expired():
                 reason = f"did not answer in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise UpstreamError(f"The MCP server {self._name} returned no result: {error}") from _get_cause(error)
+            cause = get_cause(error)
+            text = describe_by_type(error) if cause is None else str(error)
+            raise UpstreamError(f"The MCP server {self._name} returned no result: {text}") from cause
         return _dump([result])[0]
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
         """Call a tool and return the result as JSON data. Raises UpstreamError if the server returns none."""
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR
 
         async def report_progress(progress: float, total: float | None, message: str | None) -> None:
             report(message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}"))
@@ -365,10 +378,11 @@ class McpConnection:
         try:
             result = await client.call_tool(name, arguments, progress_callback=report_progress, meta=meta)
         except MCPError as error:
-            broken = self.state.lost or error.code == CONNECTION_CLOSED
+            broken = self.state.lost or (error.code == CONNECTION_CLOSED and error.message.startswith(_LOST))
             raise self._make_failure("" if broken else error.message, None if broken else error.code) from error
         except Exception as error:
-            raise self._make_failure(_describe(error), None) from _get_cause(error)
+            number = INTERNAL_ERROR if is_invalid_answer(error) else None
+            raise self._make_failure(describe_by_type(error), number) from get_cause(error)
         return _dump([result])[0]
 
     def _make_failure(self, reason: str, number: int | None) -> McpFailure:
@@ -394,8 +408,8 @@ class McpConnection:
             return error
         if isinstance(error, FileNotFoundError | PermissionError):
             return ConfigError(f"The MCP server {self._name} cannot be started: {error.strerror}.")
-        reason = _describe(error) if self.state.failure is None else self.state.failure.message
-        message = f"The MCP server {self._name} cannot be used: {_describe(error)}"
+        reason = describe_by_type(error) if self.state.failure is None else self.state.failure.message
+        message = f"The MCP server {self._name} cannot be used: {describe_by_type(error)}"
         number = error.code if isinstance(error, MCPError) and self.state.http_status is None else None
         return McpFailure(reason, message=message, number=number, http_status=self.state.http_status)
 
@@ -406,7 +420,7 @@ class McpConnection:
         subscription: asyncio.Task[None] | None = None
         try:
             async with Client(
-                self._connect(self.state), message_handler=self._handle_message, cache=None, **self._callbacks
+                self._connect(self.state), message_handler=self._handle_message, cache=None, **self._options
             ) as client:
                 subscription = asyncio.create_task(self._subscribe(client))
                 self._client.set_result(client)
@@ -414,7 +428,7 @@ class McpConnection:
                 subscription.cancel()
         except Exception as error:
             if self._client.done():
-                logger.info("the connection to the MCP server %s was lost", self._name, exc_info=error)
+                logger.info("the connection to the MCP server %s was lost: %s", self._name, describe_error(error))
             else:
                 self._client.set_exception(self._map_error(error))
         finally:
@@ -443,27 +457,10 @@ class McpConnection:
         except ListenNotSupportedError:
             return
         except Exception as error:
-            logger.info("the MCP server %s ended the subscription to its tools", self._name, exc_info=error)
+            reason = describe_error(error)
+            logger.info("the MCP server %s ended the subscription to its tools: %s", self._name, reason)
             if self._subscribed:  # the server may have stopped, and may come back with other tools
                 self.state.mark_lost()
-
-
-def _describe(error: BaseException) -> str:
-    """Return the text of an error. A URL may contain credentials, so that of a response is left out."""
-    import httpx2
-
-    if isinstance(error, httpx2.HTTPStatusError):
-        return f"{type(error).__name__}: the server answered with status {error.response.status_code}"
-    return f"{type(error).__name__}: {error}"
-
-
-def _get_cause(error: BaseException) -> BaseException | None:
-    """Return the cause for the log, unless its text has a URL."""
-    import httpx2
-
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return None if isinstance(error, httpx2.HTTPStatusError) else error
 
 
 def _dump(models: Sequence[Any]) -> list[JsonObject]:

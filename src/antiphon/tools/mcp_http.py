@@ -10,11 +10,20 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
+from antiphon.protocol.body_size import has_more_values
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.http import HttpResponse
 from antiphon.upstream.outbound import OutboundClient, map_outbound_error
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+
+MAX_VALUES = 40_000
+"""Maximum number of JSON values in a message. The `mcp` package decodes it on the event loop, in about 0.1 seconds."""
+
+_PIECE_BYTES = 16 * 1024
+_SEPARATORS = (b",", b"[", b"{")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_LONGEST_END = max(map(len, _EVENT_ENDS))
 
 # The outbound client writes these request headers itself. It has decoded the body of a response already.
 _REQUEST_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
@@ -24,8 +33,8 @@ _RESPONSE_FRAMING = frozenset({"content-length", "transfer-encoding", "content-e
 class OutboundTransport(httpx2.AsyncBaseTransport):
     """A transport for `httpx2` clients. `on_failure` gets the error of a request that got no response.
 
-    The response to a POST may have `max_bytes`. A stream of notifications is a GET and has no limit, but the `mcp`
-    package limits each of its events.
+    The response to a POST may have `max_bytes`. A stream of notifications is a GET and has no limit, but its events
+    have: at most `max_bytes` and `MAX_VALUES` JSON values, as every message.
     """
 
     def __init__(
@@ -52,35 +61,90 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(
             response.status,
             headers=[(name, value) for name, value in response.headers.items() if name not in _RESPONSE_FRAMING],
-            stream=_Body(response, request, None if request.method == "GET" else self._max_bytes, self._on_failure),
+            stream=_Body(response, request, self._max_bytes, self._on_failure),
         )
 
     async def aclose(self) -> None:
         await self._client.close()
 
 
+class MessageSize:
+    """The size of the message that is being received: a whole body, or an event of a stream."""
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._received = bytearray()
+        self._separators = 0
+        self._next_check = MAX_VALUES
+        # The position up to which there is no end of an event.
+        self._searched = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._received)
+
+    def add(self, chunk: bytes) -> None:
+        self._received += chunk
+        self._separators += _count_separators(chunk)
+
+    def has_too_many_values(self) -> bool:
+        """Return True if the message has too many values. Events that have ended are forgotten."""
+        # Separators in strings are no values. They are skipped only when there are many, because this takes longer.
+        if self._separators > self._next_check:
+            if has_more_values(bytes(self._received), MAX_VALUES):
+                return True
+            self._next_check = 2 * self._separators
+        if self._is_stream:
+            self._forget_events()
+        return False
+
+    def _forget_events(self) -> None:
+        """Forget the events that have ended."""
+        received = self._received
+        found = ((received.rfind(each, self._searched), each) for each in _EVENT_ENDS)
+        end = max((start + len(each) for start, each in found if start >= 0), default=0)
+        if end:
+            del received[:end]
+            self._separators, self._next_check = _count_separators(received), MAX_VALUES
+        # The end of an event may be in two chunks.
+        self._searched = max(len(received) - _LONGEST_END, 0)
+
+
+def _count_separators(data: bytes | bytearray) -> int:
+    return sum(map(data.count, _SEPARATORS))
+
+
 class _Body(httpx2.AsyncByteStream):
-    """The body of a response. Raises ReadError if it has more than `max_bytes`."""
+    """The body of a response. Raises ReadError if it, or one of its messages, is too large."""
 
     def __init__(
         self,
         response: HttpResponse,
         request: httpx2.Request,
-        max_bytes: int | None,
+        max_bytes: int,
         on_failure: Callable[[UpstreamError], None],
     ) -> None:
         self._response = response
         self._request = request
         self._max_bytes = max_bytes
         self._on_failure = on_failure
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        self._message = MessageSize(is_stream=is_stream)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         while chunk := await self._read():
             size += len(chunk)
-            if self._max_bytes is not None and size > self._max_bytes:
+            self._message.add(chunk)
+            measured = size if self._request.method != "GET" else self._message.size
+            if measured > self._max_bytes:
                 raise self._make_error(UpstreamError(f"The response is larger than {self._max_bytes} bytes."))
-            yield chunk
+            if self._message.has_too_many_values():
+                raise self._make_error(UpstreamError(f"A message has more than {MAX_VALUES} JSON values."))
+            # A chunk may have hundreds of messages. Other tasks run between its pieces.
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                yield chunk[start : start + _PIECE_BYTES]
+                await asyncio.sleep(0)
 
     async def aclose(self) -> None:
         self._response.close()

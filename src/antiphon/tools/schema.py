@@ -4,6 +4,7 @@ msgspec describes and decodes dataclasses, TypedDicts, structs, enums, literals 
 describe and validate themselves, and so do unions with them, which msgspec does not support.
 """
 
+import dataclasses
 import sys
 import types
 import typing
@@ -68,7 +69,10 @@ class JsonType:
         """
         try:
             given = _drop_nulls(value, self._loose, self._definitions)
-            return msgspec.convert(given, self._kind, dec_hook=_validate_pydantic)
+            converted = msgspec.convert(given, self._kind, dec_hook=_validate_pydantic)
+            if self._definitions:
+                _store_defaults(converted)
+            return converted
         except msgspec.ValidationError:
             raise
         except RecursionError:
@@ -343,6 +347,28 @@ def _drop_nulls(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) 
         for name, each in value.items()
         if each is not None or name in required or name not in properties
     }
+
+
+def _store_defaults(value: Any) -> None:
+    """Store the defaults of dataclasses in their instances.
+
+    msgspec leaves a default in the class. It would not be encoded with the instance.
+    """
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _store_defaults(each)
+    elif isinstance(value, dict):
+        _store_defaults(list(value.values()))
+    elif isinstance(value, msgspec.Struct):
+        _store_defaults([getattr(value, name) for name in value.__struct_fields__])
+    elif dataclasses.is_dataclass(value):
+        fields, stored = dataclasses.fields(value), getattr(value, "__dict__", {})
+        for field in fields:
+            # The attribute of the class is the default, or a slot. msgspec sets slots.
+            is_missing = field.name not in stored and field.default is not dataclasses.MISSING
+            if is_missing and getattr(type(value), field.name, None) is field.default:
+                stored[field.name] = field.default
+        _store_defaults([getattr(value, field.name, None) for field in fields])
 
 
 def _validate_pydantic(kind: Any, value: Any) -> Any:

@@ -81,17 +81,17 @@ class OutboundRules(msgspec.Struct, frozen=True):
         """Raise InvalidRequest for a URL that may not be connected to. `param` is its param path."""
         if allow_data and url[:5].lower() == "data:":
             return
-        fault = self.find_fault(url)
+        fault = self.find_fault(url, allow_data=allow_data)
         if fault is not None:
             raise InvalidRequest(f"Invalid '{param}': {fault}", param=param, code=code)
 
-    def find_fault(self, url: str) -> str | None:
-        """Return the reason why a URL may not be connected to, or None."""
+    def find_fault(self, url: str, *, allow_data: bool = False) -> str | None:
+        """Return the reason why a URL may not be connected to, or None. `allow_data`: it may also be a data URL."""
         if len(url) > _MAX_URL_LENGTH:
             return f"the URL is longer than {_MAX_URL_LENGTH} characters."
         found = _URL.match(url)
         if found is None or found["scheme"].lower() not in ("http", "https"):
-            return "the URL must start with http://, https:// or data:."
+            return f"the URL must start with {'http://, https:// or data:' if allow_data else 'http:// or https://'}."
         if found["slashes"] != "//" or not url.isprintable() or " " in found["authority"]:
             return "the URL is malformed."
         host = normalize_host(_PORT.sub("", found["authority"].rpartition("@")[2]))

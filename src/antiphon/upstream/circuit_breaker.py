@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Literal
 
+from antiphon.bounds import remove_oldest
 from antiphon.errors import AntiphonError, Unavailable
 from antiphon.upstream.network_errors import Unreachable
 from antiphon.upstream.retry import is_outage
@@ -27,6 +28,8 @@ FIRST_PAUSE = 10.0
 MAX_PAUSE = 60.0
 TRIAL_SECONDS = 10.0
 """Time after which another trial is admitted, although the last one has no result: it may wait for a slow model."""
+
+_MAX_PROJECTS = 10_000
 
 BreakerState = Literal["closed", "half_open", "open"]
 
@@ -143,6 +146,7 @@ class CircuitBreaker:
         self._connection_circuit = _Circuit()
         key = hash(request)
         circuit = self._project_circuits.setdefault(project, _Circuit())
+        remove_oldest(self._project_circuits, _MAX_PROJECTS)
         self._add_failure(circuit, key, trials, f"requests of the project '{project}'")
         self._add_recent(project, key)
 

@@ -13,7 +13,7 @@ import msgspec
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
-from antiphon.telemetry.current_trace import add_trace_headers
+from antiphon.telemetry.current_trace import CurrentTrace
 from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.circuit_breaker import CallGuard, CircuitBreaker
 from antiphon.upstream.delta_stream import DeltaStream, Reader
@@ -117,7 +117,7 @@ class UpstreamClient:
             if slot is not None:
                 slot.release()
 
-    async def stream(
+    def stream(
         self,
         path: str,
         body: bytes,
@@ -128,12 +128,13 @@ class UpstreamClient:
         project: str = "",
         background: bool = False,
         limits: AnswerLimits = _DEFAULT_LIMITS,
-    ) -> Deltas:
+    ) -> Awaitable[Deltas]:
         """Send a request for a streamed answer, and return its deltas once the first ones have arrived.
 
-        `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
-        the deltas closes the connection at once. `project` is the owner of the request; it and `background` decide when
-        a request starts if there are more than `max_concurrent`. An answer that exceeds `limits` is an error.
+        `on_accepted` is called when the upstream has answered with a success status, and with no error right after it.
+        Closing the deltas closes the connection at once. `project` is the owner of the request; it and `background`
+        decide when a request starts if there are more than `max_concurrent`. An answer that exceeds `limits` is an
+        error.
         """
         seconds = self.options.first_token_timeout
 
@@ -141,9 +142,9 @@ class UpstreamClient:
             guard.request = body
             return self._begin(path, (body, headers), make_reader, policy, seconds, limits, on_accepted)
 
-        return await self._start(begin, project, background=background)
+        return self._start(begin, project, background=background)
 
-    async def request_whole(
+    def request_whole(
         self,
         path: str,
         write: WriteRequest,
@@ -152,7 +153,7 @@ class UpstreamClient:
         project: str = "",
         background: bool = False,
         limits: AnswerLimits = _DEFAULT_LIMITS,
-    ) -> Deltas:
+    ) -> Awaitable[Deltas]:
         """Send a request for an answer in one piece, and return its deltas when it has arrived.
 
         The answer is streamed after all if the upstream cannot answer otherwise. The other arguments are those of
@@ -182,7 +183,7 @@ class UpstreamClient:
                 whole_answers.require_streaming(project, failure)
             return started
 
-        return await self._start(begin, project, background=background)
+        return self._start(begin, project, background=background)
 
     async def _start(
         self, begin: Callable[[RetryPolicy, CallGuard], Awaitable[_Started]], project: str, *, background: bool
@@ -213,14 +214,19 @@ class UpstreamClient:
         """
         body, headers = request
         deadline = asyncio.get_running_loop().time() + seconds
-        response = await self._session.send("POST", path, body, add_trace_headers(headers), deadline=deadline)
+        encode_trace = CurrentTrace.encode_headers
+        trace = b"" if encode_trace is None else encode_trace()
+        response = await self._session.send("POST", path, body, headers, trace=trace, deadline=deadline)
         policy.answered = True
-        if on_accepted is not None:
-            on_accepted()
         stream = DeltaStream(response, make_reader(), secrets=self.secrets, limits=limits)
         try:
-            while not (deltas := await stream.read()):
-                pass
+            deltas = stream.take()
+            stream.check()
+            # An error that arrives with the head is raised before, so that it still becomes an HTTP error.
+            if on_accepted is not None:
+                on_accepted()
+            while not deltas:
+                deltas = await stream.read()
             stream.check()
         except BaseException:
             stream.close()
@@ -228,17 +234,10 @@ class UpstreamClient:
         response.clear_deadline()
         return stream, deltas
 
-    async def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[T]]) -> T:
+    def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[T]]) -> Awaitable[T]:
         options = self.options
         policy = RetryPolicy(request_retries=options.request_retries, stream_retries=options.stream_retries)
-        try:
-            return await policy.run(attempt, sleep=self._sleep, on_retry=self._log_retry)
-        except AntiphonError as error:
-            self.count_error(error)
-            # Invalid requests are the client's to fix, so they are not worth a warning here.
-            level = logging.INFO if isinstance(error, InvalidRequest) else logging.WARNING
-            logger.log(level, "backend %s: %s", self.name, error.message)
-            raise
+        return policy.run(attempt, sleep=self._sleep, on_retry=self._log_retry, on_failure=self._log_failure)
 
     def count_error(self, error: AntiphonError) -> None:
         """Count a failed attempt, or an answer that broke off."""
@@ -247,6 +246,12 @@ class UpstreamClient:
     def _log_retry(self, error: AntiphonError, wait: float) -> None:
         self.count_error(error)
         logger.warning("backend %s: %s Retrying in %.1f s.", self.name, error.message, wait)
+
+    def _log_failure(self, error: AntiphonError) -> None:
+        self.count_error(error)
+        # Invalid requests are the client's to fix, so they are not worth a warning here.
+        level = logging.INFO if isinstance(error, InvalidRequest) else logging.WARNING
+        logger.log(level, "backend %s: %s", self.name, error.message)
 
     async def _fetch(self, method: str, path: str, body: bytes | None) -> bytes:
         deadline = asyncio.get_running_loop().time() + self.options.first_token_timeout
@@ -273,14 +278,15 @@ class UpstreamClient:
 
 
 class _Answer:
-    """The deltas of an answer. `first` are those that have arrived already."""
+    """The deltas of an answer. `first` are those that have arrived already. `whole` are all if these are all."""
 
     def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta], slot: Slot | None) -> None:
         self._client = client
         self._stream = stream
         self._slot = slot
         self._first: Sequence[Delta] | None = first
-        self._loop = asyncio.get_running_loop()
+        self.whole = first if stream.finished else None
+        self._loop = stream.response.loop
         self._is_closed = False
 
     def __aiter__(self) -> Self:
@@ -292,7 +298,7 @@ class _Answer:
         stream = self._stream
         if (first := self._first) is not None:
             self._first = None
-            if stream.finished:
+            if self.whole is not None:
                 self._close()
             else:
                 stream.set_idle_timeout(self._client.options.idle_timeout)

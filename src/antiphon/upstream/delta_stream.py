@@ -14,6 +14,7 @@ from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
     REFUSED,
     cut_message,
+    describe_value,
     is_error_payload,
     make_broken_stream_error,
     map_error_payload,
@@ -36,6 +37,8 @@ _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
 _BACKSLASH = 92
 _BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # stripped byte by byte: the mark may be split between chunks
 _NO_SETTINGS = AnswerLimits()
+# Errors of the JSON decoder. The data is the cause, not a defect of the reader.
+_INVALID_DATA = (msgspec.MsgspecError, UnicodeDecodeError)
 # Errors of a reader that gets data of an unexpected shape.
 _READER_ERRORS = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
@@ -69,7 +72,11 @@ class Reader(Protocol):
 
 
 class PlainAnswerReader:
-    """Base of a reader with a short path for whole answers that are text and nothing else."""
+    """Base of a reader with short paths for answers that are text and nothing else."""
+
+    def read_texts(self, data: Sequence[bytes]) -> list[Delta]:
+        """Return the deltas of several messages, one for each, up to the first that `read` must read."""
+        return []
 
     def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
         """Return all deltas of such an answer, and finish. Return none for any other body, which `read` gets then.
@@ -102,6 +109,7 @@ class DeltaStream:
         self._decoder: SseDecoder | None = None
         self._body = bytearray()  # of a response that is no event stream
         self._repairer = SurrogateRepairer()
+        self._text_reader = reader if isinstance(reader, PlainAnswerReader) else None
         self._failure: AntiphonError | None = None
         self._idle_timeout = math.inf
         self._is_shortened = False
@@ -182,7 +190,11 @@ class DeltaStream:
         return self._feed(self._decoder, chunk.lstrip(_BEFORE_EVENTS))
 
     def _feed(self, decoder: SseDecoder, chunk: bytes) -> Sequence[Delta]:
-        deltas = self._read_messages(decoder.feed(chunk) if chunk else decoder.close())
+        data = None if self._text_reader is None else decoder.split_data(chunk)
+        if data is None:
+            deltas = self._read_messages(decoder.feed(chunk) if chunk else decoder.close())
+        else:
+            deltas = self._read_data(chunk, data)
         if chunk or self._reader.finished or self._failure is not None:
             self._shorten_idle_timeout()
             return deltas
@@ -191,16 +203,32 @@ class DeltaStream:
     def _collect(self, chunk: bytes) -> Sequence[Delta]:
         """Collect a body that is no event stream, and read it when it is complete."""
         self._body += chunk
-        if chunk:
+        if chunk and not self.response.is_exhausted:
             return ()
         body = bytes(self._body)
         if body.lstrip(_SPACE)[:1] == b"<":
             raise self._make_web_page_error(body)
         return self._read_json_body(body)
 
-    def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
+    def _read_data(self, chunk: bytes, data: list[bytes]) -> list[Delta]:
+        """Read messages without event names. Most of them are text, which the reader reads in one call."""
+        if self._text_reader is None or len(chunk) > MAX_JSON_VALUES or _has_surrogates(chunk):
+            return self._read_messages([SseMessage(None, each) for each in data])
+        if self._event_count + len(data) > self._limits.max_answer_events:
+            raise self._limits.make_error("max_answer_events")
+        deltas = self._text_reader.read_texts(data)
+        read = len(deltas)
+        self._event_count += read
+        return (
+            deltas
+            if read == len(data)
+            else self._read_messages([SseMessage(None, each) for each in data[read:]], deltas)
+        )
+
+    def _read_messages(self, messages: Sequence[SseMessage], deltas: list[Delta] | None = None) -> list[Delta]:
+        """Return the deltas of these messages, after those of the messages before them."""
         reader = self._reader
-        deltas: list[Delta] = []
+        deltas = [] if deltas is None else deltas
         if not messages:
             return deltas
         self._event_count += len(messages)
@@ -220,11 +248,15 @@ class DeltaStream:
                 self._defer(error, deltas)
                 break
             except _READER_ERRORS as error:
-                unreadable = UpstreamError("The upstream sent a message that cannot be read.")
-                unreadable.__cause__ = error
+                unreadable = UpstreamError(f"The upstream sent a message that cannot be read{self._describe(error)}.")
+                if not isinstance(error, _INVALID_DATA):
+                    unreadable.__cause__ = error  # the log shows which code failed
                 self._defer(unreadable, deltas)
                 break
         return deltas
+
+    def _describe(self, error: Exception) -> str:
+        return f": {describe_value(error, self._secrets)}" if isinstance(error, _INVALID_DATA) else ""
 
     def _shorten_idle_timeout(self) -> None:
         """Shorten the timeout of a complete answer: some servers keep the connection open."""
@@ -267,6 +299,11 @@ class DeltaStream:
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
         title = cut_message(redact(parse_error_body(body).message, self._secrets))
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
+
+
+def _has_surrogates(data: bytes) -> bool:
+    """Return True if a JSON text may have escaped surrogates, which must be repaired before they are decoded."""
+    return _BACKSLASH in data and (b"\\ud" in data or b"\\uD" in data)
 
 
 def _is_utf8(body: bytes) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
+from antiphon.telemetry.current_trace import TRACE_HEADERS
 from antiphon.upstream.error_mapping import REFUSED
 from antiphon.upstream.http1.connect import Connector
 from antiphon.upstream.http1.connection import Connection
@@ -81,15 +82,17 @@ class HttpSession:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         *,
+        trace: bytes = b"",
         deadline: float = math.inf,
     ) -> "HttpResponse":
         """Return a response with a 2xx status. Raise every other one as an error.
 
-        The request fails if the response is not read completely at `deadline`, a time of the loop.
-        `HttpResponse.clear_deadline` removes this limit.
+        `trace` are the encoded headers of the current trace. A request with them needs a body. The request fails if
+        the response is not read completely at `deadline`, a time of the loop. `HttpResponse.clear_deadline` removes
+        this limit.
         """
         try:
-            response = HttpResponse(await self._send(method, path, body, headers, deadline))
+            response = HttpResponse(await self._send(method, path, body, headers, trace, deadline))
         except HttpError as error:
             raise map_network_error(error) from None
         if 200 <= response.status < 300:
@@ -100,13 +103,20 @@ class HttpSession:
             response.close()
 
     def _send(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None, deadline: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+        trace: bytes,
+        deadline: float,
     ) -> Awaitable[Connection]:
         """Send a request and return its connection when the head of the response has arrived."""
         pool = self._pool if self._pool is not None else self._open_pool()
-        head = self._encode_head(method, path, headers, has_body=body is not None)
+        head = self._encode_head(method, path, headers, has_body=body is not None, is_traced=bool(trace))
         if body is not None:
-            head += b"Content-Length: %d\r\n\r\n" % len(body)
+            # The ids of a trace differ in every request, so they are not in the cached head.
+            head += b"%bContent-Length: %d\r\n\r\n" % (trace, len(body))
         return send_on(pool, head, body, deadline=deadline, is_head_request=method == "HEAD")
 
     def _open_pool(self) -> ConnectionPool:
@@ -118,12 +128,20 @@ class HttpSession:
         self._pool = ConnectionPool(connector)
         return self._pool
 
-    def _encode_head(self, method: str, path: str, headers: Mapping[str, str] | None, *, has_body: bool) -> bytes:
-        """Encode a request up to the length of its body. The result is cached: most requests have the same headers."""
-        key = (method, path, has_body, *headers.items()) if headers else (method, path, has_body)
+    def _encode_head(
+        self, method: str, path: str, headers: Mapping[str, str] | None, *, has_body: bool, is_traced: bool
+    ) -> bytes:
+        """Encode a request up to the length of its body. The result is cached: most requests have the same headers.
+
+        The headers of the current trace replace those of the configuration.
+        """
+        key = (method, path, has_body, is_traced, *headers.items()) if headers else (method, path, has_body, is_traced)
         head = self._heads.get(key)
         if head is None:
-            head = encode_head(method, self._make_target(path), self._make_headers(headers, has_body=has_body).items())
+            merged = self._make_headers(headers, has_body=has_body)
+            if is_traced:
+                merged = {name: value for name, value in merged.items() if name.lower() not in TRACE_HEADERS}
+            head = encode_head(method, self._make_target(path), merged.items())
             if not has_body:
                 head += b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
             if len(self._heads) >= _MAX_CACHED_HEADS:
@@ -177,7 +195,7 @@ async def send_on(
     Without `may_repeat`, the request is sent at most once: the server may have worked on it before it closed an idle
     connection.
     """
-    loop = asyncio.get_running_loop()
+    loop = pool.loop
     connection = pool.take_idle()
     stale_until = -math.inf if connection is None else loop.time() + STALE_SECONDS
     while True:
@@ -201,14 +219,14 @@ async def send_on(
 class HttpResponse:
     """A response whose head has arrived. Call `close` or `drain` at the end."""
 
-    __slots__ = ("_connection", "_decoder", "_headers", "_loop", "_raw_headers", "status")
+    __slots__ = ("_connection", "_decoder", "_headers", "_raw_headers", "loop", "status")
 
     def __init__(self, connection: Connection) -> None:
         self.status = connection.status
         self._connection: Connection | None = connection
         self._raw_headers = connection.headers
         self._headers: dict[str, str] | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = connection.loop
         self._decoder: ContentDecoder | None = None
         for name, value in self._raw_headers:
             if len(name) == 16 and name.lower() == b"content-encoding":
@@ -230,6 +248,11 @@ class HttpResponse:
     def encoded_size(self) -> int | None:
         """The size of the compressed body that was decoded so far. None if the body is not compressed."""
         return self._decoder.received if self._decoder is not None else None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the whole body was taken, so that the next `take` returns b"". False if that is not known yet."""
+        return self._decoder is None and (self._connection is None or self._connection.is_exhausted)
 
     async def read(self) -> bytes:
         """Return the bytes received since the last read, and wait if there are none. Return b"" at the end.
@@ -279,8 +302,8 @@ class HttpResponse:
 
     def __del__(self) -> None:
         # A response that was dropped must not hold its connection. This may run in any thread.
-        if self._connection is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._connection.abort)
+        if self._connection is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._connection.abort)
 
     def _make_decoder(self, encoding: bytes) -> ContentDecoder | None:
         try:

@@ -33,6 +33,8 @@ MAX_REDIRECTS = 5
 MAX_IDLE_SECONDS = 2.0
 """Less than the time after which servers close idle connections: a POST that meets the end of one is not repeated."""
 
+_MAX_POOLS = 64
+
 MAX_COMPRESSION_RATIO = 100
 """Largest allowed ratio of the decoded to the received size of a compressed body."""
 
@@ -185,6 +187,8 @@ class OutboundClient:
     def _get_pool(self, origin: Origin) -> ConnectionPool:
         pool = self._pools.get(origin)
         if pool is None:
+            if len(self._pools) >= _MAX_POOLS:
+                self._pools = {each: used for each, used in self._pools.items() if len(used)}
             connector = Connector(
                 origin,
                 timeout=self._connect_timeout,

@@ -51,8 +51,12 @@ class RetryPolicy:
         *,
         sleep: Callable[[float], Awaitable[None]],
         on_retry: Callable[[AntiphonError, float], None] | None = None,
+        on_failure: Callable[[AntiphonError], None] | None = None,
     ) -> T:
-        """Await `attempt(self)` until it succeeds or may not be repeated. Raises the last error."""
+        """Await `attempt(self)` until it succeeds or may not be repeated. Raises the last error.
+
+        `on_retry` is called with each error that is followed by another attempt, `on_failure` with the last one.
+        """
         while True:
             self.answered = False
             try:
@@ -60,6 +64,8 @@ class RetryPolicy:
             except AntiphonError as error:
                 wait = self.wait_after(error)
                 if wait is None:
+                    if on_failure is not None:
+                        on_failure(error)
                     raise
                 if on_retry is not None:
                     on_retry(error, wait)

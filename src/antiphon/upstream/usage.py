@@ -71,8 +71,8 @@ def parse_usage(payload: Any) -> Usage | None:
         report = msgspec.convert(payload, _Report)
     except msgspec.ValidationError:
         report = select_counts(payload, _Report)
-    input_tokens, output_tokens = _choose(report.prompt_tokens, report.input_tokens), report.completion_tokens
-    output_tokens = _choose(output_tokens, report.output_tokens)
+    input_tokens = report.prompt_tokens if report.prompt_tokens is not None else report.input_tokens
+    output_tokens = report.completion_tokens if report.completion_tokens is not None else report.output_tokens
     if input_tokens is None and output_tokens is None:
         return None
     input_tokens, output_tokens = input_tokens or 0, output_tokens or 0
@@ -84,8 +84,10 @@ def parse_usage(payload: Any) -> Usage | None:
             total = report.total_tokens
     input_details = report.prompt_tokens_details or report.input_tokens_details or _NO_DETAILS
     output_details = report.completion_tokens_details or report.output_tokens_details or _NO_DETAILS
-    cached = input_details.cached_tokens or _choose(report.prompt_cache_hit_tokens, report.cached_tokens)
-    cache_writes = _choose(input_details.cache_write_tokens, input_details.cache_creation_tokens)
+    hits = report.prompt_cache_hit_tokens
+    cached = input_details.cached_tokens or (hits if hits is not None else report.cached_tokens)
+    cache_writes = input_details.cache_write_tokens
+    cache_writes = cache_writes if cache_writes is not None else input_details.cache_creation_tokens
     reasoning = output_details.reasoning_tokens or report.reasoning_tokens
     return Usage(
         input_tokens,
@@ -104,10 +106,6 @@ def _warn_once(field: str, fault: str) -> None:
     if field not in _warned:
         _warned.add(field)
         logger.warning("an upstream reports an impossible token usage: '%s' %s.", field, fault)
-
-
-def _choose(first: int | None, second: int | None) -> int | None:
-    return first if first is not None else second
 
 
 def select_counts(payload: Mapping[str, Any], kind: type[Report]) -> Report:
@@ -134,14 +132,30 @@ def estimate_usage(
     request: CreateRequest, items: Sequence[Item | Unknown], answer: str, *, input_tokens: int | None = None
 ) -> Usage:
     """Estimate the usage of a turn from its request, its context and the text of the answer."""
-    if input_tokens is None:
-        input_tokens = estimate_tokens(request, items)
     output_tokens = estimate_tokens(CreateRequest(instructions=answer), []) if answer else 0
-    return Usage(input_tokens, output_tokens, input_tokens + output_tokens, estimated=True)
+    return _make_estimate(estimate_tokens(request, items) if input_tokens is None else input_tokens, output_tokens)
+
+
+def estimate_output_usage(
+    request: CreateRequest,
+    items: Sequence[Item | Unknown],
+    output: Iterable[JsonObject],
+    *,
+    input_tokens: int | None = None,
+) -> Usage:
+    """Estimate the usage of a turn from its request, its context and the output items."""
+    input_tokens = estimate_tokens(request, items) if input_tokens is None else input_tokens
+    return _make_estimate(input_tokens, _estimate_output(output))
 
 
 def estimate_payload_usage(request: JsonObject, items: Iterable[JsonObject], output: Iterable[JsonObject]) -> Usage:
     """Estimate the usage of a turn from JSON. `items` is the whole context, also if the server stores a part of it."""
-    input_tokens = estimate_payload_tokens(request, items)
-    output_tokens = math.ceil(sum(map(estimate_item, output)))
+    return _make_estimate(estimate_payload_tokens(request, items), _estimate_output(output))
+
+
+def _estimate_output(output: Iterable[JsonObject]) -> int:
+    return math.ceil(sum(map(estimate_item, output)))
+
+
+def _make_estimate(input_tokens: int, output_tokens: int) -> Usage:
     return Usage(input_tokens, output_tokens, input_tokens + output_tokens, estimated=True)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 
+from antiphon.bounds import remove_oldest
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.retry import is_outage
@@ -19,6 +20,7 @@ STREAMING_SECONDS = 3600.0
 
 # Added to the connect timeout: a call that fails sooner was not cut off for its silence.
 _SILENT_SECONDS = 5.0
+_MAX_PROJECTS = 10_000
 # "This model only supports stream mode", "Stream must be set to true". Our own messages contain "upstream".
 _STREAM = re.compile(r"\bstream", re.IGNORECASE)
 
@@ -48,7 +50,9 @@ class WholeAnswers:
         """Stream the later calls of a project: a call failed with this error, and succeeded with streaming."""
         if not self.are_possible(project):
             return
+        self._streaming_until.pop(project, None)
         self._streaming_until[project] = self._now() + STREAMING_SECONDS
+        remove_oldest(self._streaming_until, _MAX_PROJECTS)
         logger.warning(
             "backend %s: no answer without streaming: %s Streaming for the next hour; `always_stream` does so always.",
             self._name,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.execute.builder import ResponsesRequestBuilder, UsageRegistry, build_tool_results, build_usage_block
+from antiphon.agent.execute.builder import ResponsesRequestBuilder, build_tool_results, build_usage_block
 from antiphon.agent.execute.envelope import AgentExecuteRequest, ConversationContext
-from antiphon.errors import ConfigError
 
 CONTEXT = ConversationContext(model_name="gpt-5.1", temperature=0.7, system="You are Aptix.")
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -189,10 +188,7 @@ def test_s1_15_s1_17_unparsable_json_is_omitted(text: str) -> None:
 
 
 def test_s1_20_the_block_has_these_delimiters_and_trimmed_texts() -> None:
-    registry = UsageRegistry()
-    registry.register("look_up", "\n  Use it first. \n")
-    registry.register("send", "Use it last.")
-    assert registry.build_block() == (
+    assert build_usage_block({"look_up": "\n  Use it first. \n", "send": "Use it last."}) == (
         "<<<APTIX_SERVER_TOOL_USAGE_METADATA_BEGIN>>>\n"
         "<<<APTIX_TOOL_USAGE_BEGIN name='look_up'>>>\n"
         "Use it first.\n"
@@ -206,24 +202,6 @@ def test_s1_20_the_block_has_these_delimiters_and_trimmed_texts() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "usage", "reason"),
-    [
-        ("send", None, "The tool 'send' has no usage text."),
-        ("send", " \n", "The tool 'send' has no usage text."),
-        ("look_up", "Again.", "There are two tools named 'look_up'."),
-        ("it's", "Use.", 'Invalid tool name "it\'s".'),
-        ("", "Use.", "Invalid tool name ''."),
-    ],
-)
-def test_tool_with_invalid_name_or_usage_is_rejected(name: str, usage: str | None, reason: str) -> None:
-    registry = UsageRegistry()
-    registry.register("look_up", "Use it.")
-    with pytest.raises(ConfigError) as caught:
-        registry.register(name, usage)
-    assert caught.value.message == reason
-
-
 def test_tool_without_usage_text_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert build_usage_block({"look_up": "", "send": None}) is None
     block = build_usage_block({"look_up": "", "send": "Use it."})
@@ -234,7 +212,7 @@ def test_tool_without_usage_text_is_skipped_and_logged(caplog: pytest.LogCapture
 
 
 def test_no_tools_have_no_block() -> None:
-    assert UsageRegistry().build_block() is None
+    assert build_usage_block({}) is None
 
 
 # The [TOOL_RESULTS] block

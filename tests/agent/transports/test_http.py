@@ -204,10 +204,13 @@ async def test_split_surrogate_pair_is_joined() -> None:
 async def test_unreachable_server_is_an_upstream_error() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # the port is taken, but nothing listens on it
-        transport = HttpTransport(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", retries=0)
-        with pytest.raises(UpstreamError, match="The upstream refuses connections"):
+        port = unused.getsockname()[1]
+        transport = HttpTransport(f"http://ada:secret@127.0.0.1:{port}/v1", retries=0)
+        with pytest.raises(UpstreamError) as raised:
             await transport.stream({"model": "m"})
         await transport.close()
+    address = f"127.0.0.1:{port}"
+    assert raised.value.message == f"The server refuses connections: {address}. Is it running, and is base_url right?"
 
 
 @pytest.mark.parametrize("url", ["nowhere", "", "127.0.0.1:8484/v1", "localhost/v1", "ftp://host/v1"])
@@ -219,6 +222,12 @@ def test_base_url_without_http_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://", "https:///v1", "http://?key=1"])
 def test_base_url_without_host_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"base_url: .* has no host"):
+        HttpTransport(url)
+
+
+@pytest.mark.parametrize("url", ["http://host/v1/responses", "http://host/v1/responses/?api-version=1"])
+def test_base_url_with_the_endpoint_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"base_url: .* must not include /responses"):
         HttpTransport(url)
 
 

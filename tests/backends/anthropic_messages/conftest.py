@@ -28,5 +28,5 @@ def write_body() -> WriteBody:
 
 
 def make_turn(*items: Any, **parameters: Any) -> Turn:
-    request = codec.decode_request(json.dumps({"input": "unread", **parameters}).encode()).request
+    request = codec.decode_request(json.dumps({"input": "unread", **parameters}).encode()).body
     return Turn(request=request, items=codec.decode_items(json.dumps(items).encode()))

@@ -39,7 +39,7 @@ def refusal(message: str, status: int = 400, kind: str = "invalid_request_error"
 def make_turn(*items: Any, **parameters: Any) -> Turn:
     body = {"model": "claude-sonnet-4-5", **parameters}
     history = items or ({"role": "user", "content": "Hi"},)
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     return Turn(request=request, items=codec.decode_items(json.dumps(history).encode()))
 
 
@@ -121,7 +121,11 @@ async def test_like_option_sets_traits_of_unknown_model() -> None:
 async def test_unstreamed_answer_is_read() -> None:
     whole = {"type": "message", "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn"}
     async with serve([json_of(whole)]) as upstream, running(upstream.url) as backend:
-        assert await collect_deltas(backend, make_turn()) == [deltas.Text("Hi"), deltas.Finish("stop")]
+        assert await collect_deltas(backend, make_turn()) == [
+            deltas.Text("Hi"),
+            deltas.TokenUsage(Usage(10, 5, 15, estimated=True)),
+            deltas.Finish("stop"),
+        ]
 
 
 async def test_models_are_listed_from_upstream() -> None:
@@ -254,7 +258,7 @@ async def engine_on(url: str, **options: Any) -> AsyncIterator[Engine]:
 
 async def respond(engine: Engine, input_items: Any, **parameters: Any) -> Response:
     body = codec.encode({"model": "claude-sonnet-4-5", "input": input_items, "tools": [TOOL], **parameters})
-    run = await engine.create(codec.decode_request(body).request, project="p")
+    run = await engine.create(codec.decode_request(body).body, project="p")
     return engine_harness.judge([event async for batch in run.events() for event in batch])
 
 
@@ -347,7 +351,7 @@ async def test_custom_tool_is_sent_as_function() -> None:
     async with serve([stream_of(_call("apply_patch", {"input": "*** Begin Patch"}))]) as upstream:
         async with engine_on(upstream.url) as engine:
             body = codec.encode({"model": "claude-sonnet-4-5", "input": "Go", "tools": [patch, shelf]})
-            run = await engine.create(codec.decode_request(body).request, project="p")
+            run = await engine.create(codec.decode_request(body).body, project="p")
             *_, last = [event async for batch in run.events() for event in batch]
         offered = check_request(upstream.requests[0].body)["tools"]
     assert [(tool["name"], tool["input_schema"]["type"]) for tool in offered] == [

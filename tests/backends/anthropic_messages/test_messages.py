@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.backends.anthropic_messages.messages import write_assistant_parts, write_parts
+from antiphon.backends.anthropic_messages.messages import write_parts
 from antiphon.backends.anthropic_messages.request import translate_request
 from antiphon.backends.anthropic_messages.traits import find_traits
 from antiphon.backends.base import Turn
@@ -261,7 +261,6 @@ _histories = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(_histories)
 def test_every_item_is_sent_and_roles_alternate(history: list[Any]) -> None:
     translated = translate_request(
@@ -320,7 +319,6 @@ def _list_calls(messages: list[dict[str, Any]], names: dict[str, str]) -> list[t
     return [(names[block["name"]], json.dumps(block["input"], ensure_ascii=False)) for block in blocks]
 
 
-@settings(max_examples=100)
 @given(st.lists(strategies.all_items(), max_size=4))
 def test_any_items_become_valid_request_or_named_error(history: list[Any]) -> None:
     turn = Turn(request=CreateRequest(model="claude-sonnet-4-5"), items=history)
@@ -438,8 +436,19 @@ def test_unknown_part_becomes_json_text() -> None:
     assert write_block(Unknown(b'{"type":"acme:smell"}')) == {"type": "text", "text": '{"type":"acme:smell"}'}
 
 
-def test_assistant_parts_become_text_blocks() -> None:
-    blocks = write_assistant_parts(
-        [content.OutputText("Yes"), content.Refusal("No"), content.InputImage(image_url="https://x/y")]
-    )
-    assert [block["text"] for block in blocks] == ["Yes", "No", '{"type":"input_image","image_url":"https://x/y"}']
+def test_image_of_the_assistant_follows_in_a_user_message(write_body: Any) -> None:
+    image = {"type": "input_image", "image_url": "https://x/y"}
+    parts = [{"type": "output_text", "text": "Yes"}, image, {"type": "refusal", "refusal": "No"}]
+    assert write_body(message("user", "Go"), message("assistant", parts), call("1"), output("1"))["messages"] == [
+        message("user", [text("Go")]),
+        message("assistant", [text("Yes"), text("No")]),
+        message(
+            "user",
+            [
+                text("[Attached to the assistant message]"),
+                {"type": "image", "source": {"type": "url", "url": "https://x/y"}},
+            ],
+        ),
+        message("assistant", [tool_use("1")]),
+        message("user", [tool_result("1")]),
+    ]

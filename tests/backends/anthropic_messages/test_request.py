@@ -99,7 +99,7 @@ def test_ignored_params_are_listed(tmp_path: Path, model: str, ignored: list[lis
         {"client_metadata": {"session": "s"}, "user": "u", "prompt_cache_key": "k"},
     ]
     requests = [
-        codec.decode_request(codec.encode({"model": model, "input": "Hi"} | each)).request for each in parameter_sets
+        codec.decode_request(codec.encode({"model": model, "input": "Hi"} | each)).body for each in parameter_sets
     ]
     list_ignored = create("claude", {}, tmp_path).capabilities.list_ignored
     assert list_ignored is not None

@@ -11,10 +11,17 @@ import pytest
 
 from antiphon.backends.base import Model, Turn
 from antiphon.backends.chat_completions.backend import ChatCompletionsBackend, create
+from antiphon.engine.engine import Engine
+from antiphon.engine.sealing import Sealer
 from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, UpstreamError
 from antiphon.protocol import codec
-from antiphon.protocol.response import Usage
+from antiphon.protocol.hosted import ImageGenerationCall
+from antiphon.protocol.items import Message
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response, Usage
+from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.deltas import Delta, Finish, Served, Text, TokenUsage
+from antiphon.stream.fold import fold
 from support.upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
@@ -26,7 +33,7 @@ def recorded(name: str) -> bytes:
 
 def make_turn(**fields: Any) -> Turn:
     body = {"model": "m", "input": [{"role": "user", "content": "hi"}]} | fields
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     assert isinstance(request.input, list)
     return Turn(request=request, items=request.input)
 
@@ -42,13 +49,13 @@ async def running(url: str, **options: Any) -> AsyncIterator[ChatCompletionsBack
         await backend.close()
 
 
-async def listen(backend: ChatCompletionsBackend, turn: Turn) -> list[Delta]:
+async def collect_deltas(backend: ChatCompletionsBackend, turn: Turn) -> list[Delta]:
     return [delta async for batch in await backend.stream(turn) for delta in batch]
 
 
 async def test_turn_is_sent_and_answer_streamed() -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, api_key="sk-up") as backend:
-        emitted = await listen(backend, make_turn(temperature=0.5))
+        emitted = await collect_deltas(backend, make_turn(temperature=0.5))
         (request,) = upstream.requests
     assert (request.path, request.headers["authorization"]) == ("/v1/chat/completions", "Bearer sk-up")
     assert request.json == {
@@ -77,7 +84,7 @@ async def test_unstreamed_turn_asks_for_the_whole_answer() -> None:
 @pytest.mark.parametrize("options", [{"always_stream": True}, {"model_quirks": {"m": {"always_stream": True}}}])
 async def test_always_stream_applies_to_unstreamed_turns(options: dict[str, Any]) -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, **options) as backend:
-        emitted = await listen(backend, unstreamed(make_turn()))
+        emitted = await collect_deltas(backend, unstreamed(make_turn()))
         assert upstream.requests[0].json["stream"] is True
     assert emitted[-1] == Finish("stop")
 
@@ -100,20 +107,20 @@ async def test_other_served_model_is_announced_first() -> None:
     ]
     raw = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks)
     async with serve([stream_of(raw)]) as upstream, running(upstream.url) as backend:
-        emitted = await listen(backend, make_turn())
+        emitted = await collect_deltas(backend, make_turn())
     assert emitted[:3] == [Served("m", "up", "acme/model-1"), Text("Hi."), Text(" So.")]
 
 
 async def test_no_key_sends_no_authorization() -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url) as backend:
-        await listen(backend, make_turn())
+        await collect_deltas(backend, make_turn())
         assert "authorization" not in upstream.requests[0].headers
 
 
 async def test_extra_body_is_added_to_every_request() -> None:
     more = {"top_k": 5, "stream_options": None}
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, extra_body=more) as backend:
-        await listen(backend, make_turn())
+        await collect_deltas(backend, make_turn())
         sent = upstream.requests[0].json
     assert (sent["top_k"], sent["stream_options"]) == (5, None)
 
@@ -121,14 +128,14 @@ async def test_extra_body_is_added_to_every_request() -> None:
 async def test_server_that_does_not_stream_is_supported() -> None:
     whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
     async with serve([whole]) as upstream, running(upstream.url) as backend:
-        emitted = await listen(backend, make_turn())
+        emitted = await collect_deltas(backend, make_turn())
     assert emitted[-2:] == [TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
 async def test_missing_usage_is_estimated() -> None:
     async with serve([stream_of(recorded("usage_missing"))]) as upstream, running(upstream.url) as backend:
         turn = make_turn()
-        emitted = await listen(backend, turn)
+        emitted = await collect_deltas(backend, turn)
         counted = await backend.count_tokens(turn)
     assert isinstance(emitted[-2], TokenUsage)
     assert (emitted[-2].usage.estimated, emitted[-2].usage.input_tokens) == (True, counted)
@@ -165,7 +172,7 @@ async def test_connection_broken_between_calls_fails_despite_finish_reason(end: 
     broken = stream_of(b"data: " + json.dumps(chunk).encode() + b"\n\n", end)
     async with serve([broken]) as upstream, running(upstream.url, idle_timeout=0.01) as backend:
         with pytest.raises(UpstreamError):
-            await listen(backend, make_turn())
+            await collect_deltas(backend, make_turn())
 
 
 async def test_closing_the_answer_closes_the_connection() -> None:
@@ -198,3 +205,30 @@ def test_unknown_option_is_rejected() -> None:
     with pytest.raises(ConfigError) as caught:
         create("up", {"base_url": "http://127.0.0.1/v1", "quirks": {"nope": 1}}, Path())
     assert caught.value.message == "backends.up.quirks: Object contains unknown field nope"
+
+
+async def test_generated_image_is_an_item_and_goes_back_as_image() -> None:
+    async with (
+        serve([stream_of(recorded("images")), stream_of(recorded("text"))]) as upstream,
+        running(upstream.url) as backend,
+    ):
+        engine = Engine(backends={"up": backend}, store=MemoryStore(), sealer=Sealer([bytes(32)]))
+
+        async def answer(*sent: Any) -> Response:
+            run = await engine.create(CreateRequest(model="m", stream=True, store=False, input=list(sent)), project="p")
+            return fold([event async for batch in run.events() for event in batch])
+
+        first = await answer(Message("user", "Draw."))
+        await answer(*first.output, Message("user", "Again."))
+        _, second = upstream.requests
+    image = first.output[1]
+    assert isinstance(image, ImageGenerationCall)
+    assert (image.status, image.result, image.output_format) == ("completed", "iVBORw0KGgo=", "png")
+    sent = [
+        part["image_url"]["url"]
+        for message in second.json["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+    assert sent == ["data:image/png;base64,iVBORw0KGgo="]

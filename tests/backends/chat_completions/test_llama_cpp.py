@@ -1,4 +1,4 @@
-"""llama.cpp's own server, with the small model: what it takes and tells of the less common things."""
+"""llama.cpp's own server with the small model: model list, log probabilities and calls in the history."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -38,7 +38,7 @@ async def backend(llama: LlamaServer) -> AsyncIterator[ChatCompletionsBackend]:
 async def ask(backend: ChatCompletionsBackend, items: Any, **fields: Any) -> list[Delta]:
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     body = {"model": "smollm2-135m", "input": items, "temperature": 0, "max_output_tokens": 40} | fields
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     assert isinstance(request.input, list)
     deltas = await backend.stream(Turn(request=request, items=request.input))
     return [delta for batch in [each async for each in deltas] for delta in batch]

@@ -1,12 +1,15 @@
-"""A conversation in the words of Chat Completions."""
+"""Translation of a conversation to Chat Completions messages."""
 
 import base64
-import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
+from antiphon.backends.chat_completions import messages as messages_module
+from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.request import make_body
 from antiphon.errors import InvalidRequest
 from support.chat_messages import (
@@ -139,17 +142,38 @@ def test_undecodable_text_file_is_sent_as_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "param"),
+    ("part", "error"),
     [
-        ({"type": "input_file", "file_id": "file_1"}, "input[0].content[0].file_id"),
-        ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "input[0].content[0].file_url"),
-        ({"type": "input_image", "file_id": "file_1"}, "input[0].content[0].file_id"),
+        ({"type": "input_file", "file_id": "file_1"}, (404, "input[0].content[0].file_id", None)),
+        ({"type": "input_image", "file_id": "file_1"}, (404, "input[0].content[0].file_id", None)),
+        (
+            {"type": "input_file", "file_url": "https://example.com/a.pdf"},
+            (400, "input[0].content[0].file_url", "unsupported_parameter"),
+        ),
+        ({"type": "input_file", "file_data": "%%%"}, (400, "input[0].content[0].file_data", "invalid_value")),
     ],
 )
-def test_unsupported_file_reference_is_rejected(part: dict[str, Any], param: str) -> None:
+def test_file_that_cannot_be_sent_is_rejected(part: dict[str, Any], error: tuple[int, str, str | None]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         messages([say("user", part)])
-    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+    assert (caught.value.status, caught.value.param, caught.value.code) == error
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sent"),
+    [
+        ("a.txt", b"text", "[File: a.txt]\ntext"),
+        ("long.txt", b"t" * 60, f"[File: long.txt]\n{'t' * 60}"),
+        (
+            "a",
+            b"%PDF-1",
+            [{"type": "file", "file": {"filename": "a", "file_data": "data:application/pdf;base64,JVBERi0x"}}],
+        ),
+    ],
+)
+def test_base64_without_a_type_is_sent_as_text_or_data_url(name: str, data: bytes, sent: Any) -> None:
+    part = {"type": "input_file", "filename": name, "file_data": base64.encodebytes(data).decode()}
+    assert messages([say("user", part)]) == [user(sent)]
 
 
 def test_file_references_are_sent_to_supporting_servers() -> None:
@@ -246,6 +270,38 @@ def test_parallel_calls_with_one_id_keep_their_outputs() -> None:
     ]
 
 
+_IDS = st.sampled_from(["a", "a_2", "b", ""])
+_OUTPUTS = st.sampled_from(["one", "", [{"type": "input_text", "text": "two"}]])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(call, _IDS, st.sampled_from(["{}", "not JSON"])),
+            st.builds(output, st.one_of(_IDS, st.none()), _OUTPUTS),
+            st.builds(say, st.sampled_from(["user", "assistant"]), st.just("text")),
+            st.just(think("why")),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(
+        [
+            PLAIN,
+            Quirks(alternate=True),
+            Quirks(call_ids="nine"),
+            Quirks(placeholder_signature="s"),
+            Quirks(replay_reasoning="calls"),
+            Quirks(separate_outputs=True),
+        ]
+    ),
+)
+def test_answered_call_is_translated_like_any_calls(items: list[Any], quirks: Quirks) -> None:
+    turn = make_turn(items)
+    with patch.object(messages_module._MessageBuilder, "_add_answered_call", return_value=False):
+        expected = make_body(turn, quirks)
+    assert make_body(turn, quirks) == expected
+
+
 def test_call_without_output_gets_a_placeholder() -> None:
     lost = "No output was recorded for this call. Whether it was carried out is not known."
     assert messages([call("call_a"), say("user", "well?")]) == [
@@ -288,6 +344,7 @@ def test_images_stay_in_outputs_if_supported() -> None:
     ("form", "call_id", "sent"),
     [
         ("any", "x" * 64, "x" * 64),
+        ("any", "", "call"),
         ("short", "call_abc", "call_abc"),
         ("short", "x" * 41, "call_3164596df4fdd018b2c567ec"),
         ("nine", "abcDEF123", "abcDEF123"),
@@ -299,77 +356,25 @@ def test_call_id_has_the_form_required_by_the_server(form: Any, call_id: str, se
     assert (written[0]["tool_calls"][0]["id"], written[1]["tool_call_id"]) == (sent, sent)
 
 
-# Reasoning
-
-REASONED = [
-    say("user", "one"),
-    think("First."),
-    call("call_a"),
-    output("call_a"),
-    think("Then."),
-    say("assistant", "two"),
-    say("user", "three"),
-    think("Again."),
-    call("call_b"),
-    output("call_b"),
-]
-
-
-@pytest.mark.parametrize(
-    ("rule", "replayed"),
-    [
-        ("never", [None, None, None]),
-        ("loop", [None, None, "Again."]),
-        ("calls", ["First.", None, "Again."]),
-        ("always", ["First.", "Then.", "Again."]),
-    ],
-)
-def test_reasoning_is_replayed_by_rule(rule: Any, replayed: list[str | None]) -> None:
-    body = make_body(make_turn(REASONED), Quirks(replay_reasoning=rule, reasoning_field="reasoning"))
-    assistant_messages = [message for message in body["messages"] if message["role"] == "assistant"]
-    assert [message.get("reasoning") for message in assistant_messages] == replayed
-
-
-def test_call_without_reasoning_gets_an_empty_field() -> None:
-    body = make_body(make_turn([call("call_a"), output("call_a")]), Quirks(replay_reasoning="calls"))
-    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_content="")
-
-
-def test_reasoning_alone_is_sent_only_if_replayed() -> None:
-    turn = make_turn([think("Hm.")])
-    assert make_body(turn, PLAIN)["messages"] == []
-    assert make_body(turn, Quirks(replay_reasoning="always"))["messages"] == [assistant("", reasoning_content="Hm.")]
-
-
-def test_summary_replaces_hidden_reasoning() -> None:
-    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Sum."}]}
-    body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
-    assert body["messages"] == [assistant("two", reasoning_content="Sum.")]
-
-
-def test_reasoning_details_are_returned_unchanged() -> None:
-    details = [{"type": "reasoning.encrypted", "data": "ZZZ", "index": 0}]
-    sealed = json.dumps({"of": "chat_completions", "details": details})
-    item = think("Hm.") | {"encrypted_content": sealed}
-    quirks = find_quirks("anthropic/claude", "https://openrouter.ai/api/v1")
-    body = make_body(make_turn([item, call("call_a"), output("call_a")]), quirks)
-    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_details=details)
-    body = make_body(make_turn([think("Hm."), call("call_a"), output("call_a")]), quirks)
-    words = [{"type": "reasoning.text", "text": "Hm."}]
-    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_details=words)
-
-
-def test_call_extra_content_is_returned() -> None:
-    extra = {"google": {"thought_signature": "c2ln"}}
-    sealed = json.dumps({"of": "chat_completions", "calls": {"call_a": extra}})
-    items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}, call("call_a"), output("call_a")]
-    gemini = find_quirks("gemini-3-pro", "https://generativelanguage.googleapis.com/v1beta/openai")
-    sent = make_body(make_turn(items), gemini)["messages"][0]["tool_calls"]
-    assert sent == [chat_call("call_a") | {"extra_content": extra}]
-    assert make_body(make_turn(items), PLAIN)["messages"][0]["tool_calls"] == [chat_call("call_a")]
-
-
-def test_opaque_state_of_another_backend_is_ignored() -> None:
-    item = think("Hm.") | {"encrypted_content": "gAAAA"}
-    body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
-    assert body["messages"] == [assistant("two", reasoning_content="Hm.")]
+def test_user_message_after_an_output_is_separated_for_mistral() -> None:
+    """NousResearch/hermes-agent#20154"""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    history = [
+        say("user", "a"),
+        call("call_a"),
+        output("call_a"),
+        say("user", "b"),
+        call("call_b"),
+        output("call_b", [image]),
+    ]
+    written = messages(history, Quirks(separate_outputs=True))
+    assert [message["role"] for message in written] == [
+        *("user", "assistant", "tool", "assistant", "user"),
+        *("assistant", "tool", "assistant", "user"),
+    ]
+    assert [message["content"] for message in written if message["role"] == "assistant"] == [
+        None,
+        "Understood.",
+        None,
+        "Understood.",
+    ]

@@ -28,7 +28,8 @@ def test_unknown_model_has_default_quirks() -> None:
         ("m", "http://127.0.0.1:11434/v1", {"reasoning_field": "reasoning", "named_choice": False}),
         ("m", "http://localhost:1234/v1", {"named_choice": False}),
         ("m", "https://api.deepseek.com", {"json_schema": False, "replay_reasoning": "calls"}),
-        ("m", "https://api.mistral.ai/v1", {"call_ids": "nine", "stream_usage": False}),
+        ("m", "https://api.mistral.ai/v1", {"call_ids": "nine", "stream_usage": False, "separate_outputs": True}),
+        ("mistralai/Devstral-Small-2507", ANYWHERE, {"separate_outputs": True}),
         ("m", "https://generativelanguage.googleapis.com/v1beta/openai", {"keep_call_extras": True}),
         ("deepseek-ai/DeepSeek-R1", ANYWHERE, {}),
         (
@@ -60,7 +61,7 @@ def test_configured_server_overrides_host() -> None:
 def test_configured_quirks_override_rules_then_patterns() -> None:
     options = Options(
         base_url="https://api.mistral.ai/v1",
-        quirks={"call_ids": "any", "stream_usage": True},
+        quirks={"call_ids": "any", "stream_usage": True, "separate_outputs": False},
         model_quirks={"Magistral-*": {"thinking_open": True, "call_ids": "short"}},
     )
     assert options.find_quirks("mistral-small") == Quirks()

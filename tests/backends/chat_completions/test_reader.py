@@ -1,20 +1,22 @@
-"""The reader when a server sends what nobody has foreseen: it fails in an orderly way, or not at all."""
+"""Malformed and unusual chunks: they are read, or fail with a clear error."""
 
 import json
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, TokenUsage, ToolCall
+from antiphon.stream.deltas import Delta, Finish, Reasoning, Served, Text, TokenUsage, ToolCall
 from antiphon.stream.sse import SseMessage
+from antiphon.upstream.fields import ServedModel
 from support.damage import read_objects, replay_damaged
 from support.replay import replay
 
@@ -29,7 +31,6 @@ def make_reader() -> ChatReader:
 CHUNKS = read_objects(CORPUS)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
     assert len(replay_damaged(CHUNKS, make_reader, data)) == 1
@@ -90,6 +91,20 @@ def read_all(reader: ChatReader, messages: list[SseMessage]) -> list[object]:
     return read
 
 
+def read_in_batches(reader: ChatReader, messages: list[SseMessage]) -> list[object]:
+    """Return the result of `read_all` if all messages arrive at once."""
+    read: list[object] = []
+    rest = messages
+    while rest:
+        texts = reader.read_texts([message.data for message in takewhile(lambda each: each.event is None, rest)])
+        read += texts
+        first, rest = rest[len(texts) : len(texts) + 1], rest[len(texts) + 1 :]
+        read += (ended := read_all(reader, first))
+        if any(isinstance(each, type) for each in ended):
+            break
+    return read
+
+
 def make_messages(*chunks: dict[str, Any]) -> list[SseMessage]:
     """Return the messages of these chunks after some plain text, and the end marker."""
     texts = [{"choices": [{"delta": {"content": text}}]} for text in ("a", "b")]
@@ -97,10 +112,22 @@ def make_messages(*chunks: dict[str, Any]) -> list[SseMessage]:
     return [*messages, SseMessage(None, b"[DONE]")]
 
 
+ROLE: dict[str, Any] = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+
+
+def make_start(*chunks: dict[str, Any]) -> list[SseMessage]:
+    """Return the messages of an answer that begins with these chunks, and the end marker."""
+    last = {"choices": [{"delta": {"content": "z"}}]}
+    return [SseMessage(None, json.dumps(chunk).encode()) for chunk in (*chunks, last)] + [SseMessage(None, b"[DONE]")]
+
+
 def check_shortcut(messages: list[SseMessage]) -> None:
-    reader, general = make_reader(), GeneralReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0))
-    assert read_all(reader, messages) == read_all(general, messages)
-    assert (reader.finished, reader.is_complete) == (general.finished, general.is_complete)
+    general = GeneralReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0))
+    expected = read_all(general, messages)
+    for read in (read_all, read_in_batches):
+        reader = make_reader()
+        assert read(reader, messages) == expected
+        assert (reader.finished, reader.is_complete) == (general.finished, general.is_complete)
 
 
 @pytest.mark.parametrize(("level", "name"), CHANGES)
@@ -112,9 +139,36 @@ def test_text_shortcut_yields_the_same_deltas_for_each_field(level: str, name: s
         {"chunk": chunk, "choice": choice, "delta": delta}[level][name] = value
         check_shortcut(make_messages(chunk))
         check_shortcut(make_messages(chunk, chunk))
+        check_shortcut(make_start(chunk))
+        check_shortcut(make_start(ROLE, chunk))
+        check_shortcut(make_start(chunk, chunk))
 
 
-@settings(max_examples=200)
+@given(st.lists(nearly_plain_chunks(), max_size=4))
+def test_start_shortcut_yields_the_same_deltas(chunks: list[dict[str, Any]]) -> None:
+    check_shortcut(make_start(*chunks))
+
+
+@pytest.mark.parametrize(
+    "text", ["a", " ", " a", "\n\na", "<", "<t", "<b>", "<think>", " <think>a", "<think>a</think>b"]
+)
+@pytest.mark.parametrize("then", ["a", " ", "think>", "hink>b", "</think>c"])
+def test_start_shortcut_leaves_possible_tags_and_blanks_to_the_splitter(text: str, then: str) -> None:
+    texts = [{"choices": [{"delta": {"content": each}}]} for each in (text, then)]
+    check_shortcut(make_start(*texts))
+    check_shortcut(make_start(ROLE, *texts))
+
+
+def test_start_shortcut_announces_the_model_with_the_first_text() -> None:
+    messages = make_start(ROLE | {"model": "other"}, {"model": "other", "choices": [{"delta": {"content": "a"}}]})
+    served = ServedModel("up", "requested")
+    reader = ChatReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0), served_model=served)
+    assert [list(reader.read(message)) for message in messages[:2]] == [
+        [],
+        [Served("requested", "up", "other"), Text("a")],
+    ]
+
+
 @given(st.lists(nearly_plain_chunks(), max_size=4))
 def test_text_shortcut_yields_the_same_deltas(chunks: list[dict[str, Any]]) -> None:
     check_shortcut(make_messages(*chunks))
@@ -177,6 +231,62 @@ def test_keepalive_yields_no_delta(data: bytes) -> None:
 def test_text_arrives_despite_malformed_fields(delta: Any) -> None:
     deltas = make_reader().read(SseMessage(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
     assert list(deltas) == [Text("a")]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"choices":[null,{"delta":{"content":"a\tb"}}]}',
+        b'{"choices":[{"index":"0","delta":{"content":"a\\tb"}}]}',
+        b'{"choices":[{"delta":{"content":"a\\tb"},"logprobs":{"content":[{"token":"a","logprob":NaN}]}}]}',
+        b'{"choices":[{"delta":{"content":"a\\tb"}}],"usage":{"prompt_tokens":-Infinity}}',
+    ],
+    ids=["control character", "number in a string", "NaN", "infinity"],
+)
+def test_damaged_chunk_is_read(chunk: bytes) -> None:
+    assert [delta.text for delta in make_reader().read(SseMessage(None, chunk)) if isinstance(delta, Text)] == ["a\tb"]
+
+
+@pytest.mark.parametrize("field", ["delta", "message"])
+@pytest.mark.parametrize("name", ["tool_calls", "function_call"])
+def test_damaged_arguments_of_a_call_are_refused(field: str, name: str) -> None:
+    call = b'{"name":"pay","arguments":{"sum":NaN}}'
+    calls = b'[{"id":"c","function":' + call + b"}]" if name == "tool_calls" else call
+    chunk = b'{"choices":[{"%b":{"%b":%b}}]}' % (field.encode(), name.encode(), calls)
+    with pytest.raises(UpstreamError, match="not a Chat Completions chunk"):
+        list(make_reader().read(SseMessage(None, chunk)))
+
+
+def test_damaged_chunk_with_error_is_error() -> None:
+    with pytest.raises(UpstreamError, match="memory"):
+        make_reader().read(SseMessage(None, b'{"error":{"message":"out\tof memory"},"choices":[]}'))
+
+
+@pytest.mark.parametrize("marker", [b"[done]", b'"[DONE]"', b"done"])
+def test_unreadable_data_after_finish_reason_is_ignored(marker: bytes) -> None:
+    raw = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: ' + marker + b"\n\n"
+    assert replay(make_reader, [raw])[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "reasoning_text", "thinking"])
+@pytest.mark.parametrize("value", ["why", [{"type": "text", "text": "why"}]])
+def test_reasoning_is_read_from_every_known_field(name: str, value: Any) -> None:
+    [delta] = make_reader().read(SseMessage(None, json.dumps({"choices": [{"delta": {name: value}}]}).encode()))
+    assert delta == Reasoning("why")
+
+
+def test_parts_without_index_and_id_belong_to_calls_by_position() -> None:
+    first = [{"function": {"name": "f", "arguments": '{"n":'}}] * 2
+    second = [{"function": {"arguments": f"{number}}}"}} for number in range(2)]
+    reader, deltas = make_reader(), list[Delta]()
+    for calls in (first, second):
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": calls}}]}).encode()))
+    assert deltas == [
+        ToolCall(0, '{"n":', "f"),
+        ToolCall(1, '{"n":', "f"),
+        ToolCall(0, "0}"),
+        ToolCall(1, "1}"),
+    ]
 
 
 def test_plain_text_error_event_is_raised() -> None:

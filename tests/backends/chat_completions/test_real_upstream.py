@@ -60,7 +60,7 @@ def test_real_upstream_answers(client: OpenAI) -> None:
 
 
 def test_real_upstream_streams_deltas(client: OpenAI) -> None:
-    requested = {"model": MODEL, "input": "Count from one to ten.", "max_output_tokens": 12, "temperature": 0}
+    requested = {"model": MODEL, "input": "Count from one to ten.", "max_output_tokens": 16, "temperature": 0}
     with client.responses.create(stream=True, **requested) as stream:
         *events, last = list(stream)
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
@@ -71,7 +71,7 @@ def test_real_upstream_streams_deltas(client: OpenAI) -> None:
 
 
 def test_real_upstream_gets_the_history(client: OpenAI) -> None:
-    requested = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    requested = {"model": MODEL, "max_output_tokens": 16, "temperature": 0}
     first = client.responses.create(input="My name is Ada.", **requested)
     alone = client.responses.create(input="What is my name?", **requested)
     second = client.responses.create(input="What is my name?", previous_response_id=first.id, **requested)
@@ -104,7 +104,7 @@ def test_client_disconnect_stops_the_real_model(client: OpenAI) -> None:
         for event in stream:
             if event.type == "response.output_text.delta":
                 break
-    assert client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=4).output_text
+    assert client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16).output_text
 
 
 def test_wrong_upstream_key_is_a_server_error_without_the_key(llama: LlamaServer) -> None:
@@ -126,7 +126,7 @@ def test_wrong_upstream_key_is_a_server_error_without_the_key(llama: LlamaServer
 def test_server_can_serve_another_antiphon_server(running: LiveServer) -> None:
     backend: Any = create_responses("inner", {"base_url": f"{running.url}/v1"}, Path("unused"))
     front = LiveServer({}, make_settings(), backend=backend)
-    requested = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    requested = {"model": MODEL, "max_output_tokens": 16, "temperature": 0}
     try:
         with front.client() as client:
             first = client.responses.create(input="My name is Ada.", **requested)

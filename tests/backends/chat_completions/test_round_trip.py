@@ -1,11 +1,11 @@
-"""The law of the bridge: on the way to Chat Completions and back, nothing is lost and everything keeps its order."""
+"""Items translated to Chat Completions and back keep their content and order."""
 
 import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Turn
@@ -54,7 +54,7 @@ def histories(draw: st.DrawFn) -> list[Any]:
 
 
 def echo(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The items that come back when a model says exactly this, character by character."""
+    """Return the items of an answer that repeats this message, one character in each chunk."""
     pieces: list[dict[str, Any]] = [{"reasoning_content": each} for each in message.get("reasoning_content") or ()]
     pieces += [{"content": each} for each in message["content"] or ()]
     for index, call in enumerate(message.get("tool_calls", ())):
@@ -71,7 +71,7 @@ def echo(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def list_parts(parts: Any) -> list[tuple[str, ...]]:
-    """Texts and pictures of a message of either API, in order."""
+    """Return the texts and images of a message of either API, in order."""
     if isinstance(parts, str):
         return [("text", parts)]
     atoms: list[tuple[str, ...]] = []
@@ -86,7 +86,7 @@ def list_parts(parts: Any) -> list[tuple[str, ...]]:
 
 
 def list_history(history: list[Any]) -> list[tuple[str, ...]]:
-    """A conversation as what must survive: a tuple for each thing that is produced."""
+    """Return the parts of a conversation that a translation must keep, as tuples."""
     outputs = {item.call_id: item for item in history if isinstance(item, items.FunctionCallOutput)}
     atoms: list[tuple[str, ...]] = []
     calls: list[items.FunctionCall] = []
@@ -154,14 +154,12 @@ def join_texts(atoms: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return joined
 
 
-@settings(max_examples=60)
 @given(histories())
 def test_history_round_trip_is_complete_and_ordered(history: list[Any]) -> None:
     messages = make_body(Turn(request=CreateRequest(), items=history), LOSSLESS)["messages"]
     assert join_texts(list_messages(messages)) == join_texts(list_history(history))
 
 
-@settings(max_examples=60)
 @given(histories())
 def test_every_call_is_followed_by_its_outputs(history: list[Any]) -> None:
     messages = make_body(Turn(request=CreateRequest(), items=history), Quirks())["messages"]

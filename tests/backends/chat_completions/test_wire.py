@@ -1,4 +1,4 @@
-"""Streams of Chat Completions, in all the shapes that servers give them. Beside each is what it must come to."""
+"""Recorded streams in the variants that servers send. A JSON file beside each has the expected response."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,9 @@
-"""The embedded backend with its real model."""
+"""The embedded backend on llama.cpp, with its real model where the text must make sense."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -48,8 +49,17 @@ PERSON_FORMAT = {"format": {"type": "json_schema", "name": "person", "schema": P
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[EmbeddedBackend]:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=WINDOW, slots=2, tool_examples=False)
+async def whole_model() -> AsyncIterator[EmbeddedBackend]:
+    """The backend of a default server, with a shorter window. Its texts make sense."""
+    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=2 * WINDOW, slots=1, batch=256)
+    await backend.start()
+    yield backend
+    await backend.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(shallow_weights: Path) -> AsyncIterator[EmbeddedBackend]:
+    backend = EmbeddedBackend(shallow_weights, context=WINDOW, slots=2, batch=256, tool_examples=False)
     await backend.start()
     yield backend
     await backend.close()
@@ -57,7 +67,7 @@ async def backend() -> AsyncIterator[EmbeddedBackend]:
 
 def make_turn(input: Any, **parameters: Any) -> Turn:
     body = {"model": "smollm2-135m", "input": input, "temperature": 0, **parameters}
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     items = [Message("user", request.input)] if isinstance(request.input, str) else request.input
     return Turn(request=request, items=items or [])
 
@@ -87,8 +97,9 @@ async def generate(backend: EmbeddedBackend, input: Any, **parameters: Any) -> A
     return Answer(deltas)
 
 
-async def test_answer_is_streamed_and_ends_with_the_turn(backend: EmbeddedBackend) -> None:
-    result = await generate(backend, "What is the capital of France? Answer in one word.", max_output_tokens=60)
+async def test_answer_is_streamed_and_ends_with_the_turn(whole_model: EmbeddedBackend) -> None:
+    question = "What is the capital of France? Answer in one word."
+    result = await generate(whole_model, question, max_output_tokens=60)
     assert len(result.texts) > 1
     assert "Paris" in result.text
     assert "<|im_end|>" not in result.text
@@ -106,7 +117,7 @@ async def test_temperature_zero_is_deterministic(backend: EmbeddedBackend) -> No
 
 
 async def test_sampling_seed_depends_on_the_response_id(backend: EmbeddedBackend) -> None:
-    turn = make_turn("Tell me a long story.", temperature=1, max_output_tokens=40)
+    turn = make_turn("Tell me a long story.", temperature=2, max_output_tokens=40)
     texts = []
     for response_id in ("resp_a", "resp_b", "resp_a", "", ""):
         stream = await backend.stream(msgspec.structs.replace(turn, response_id=response_id))
@@ -166,8 +177,8 @@ async def test_too_long_input_is_rejected_with_the_numbers(backend: EmbeddedBack
     assert all(number in caught.value.message for number in (str(WINDOW), str(length), "7"))
 
 
-async def test_answer_that_fills_the_window_finishes_with_length() -> None:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=256, slots=1)
+async def test_answer_that_fills_the_window_finishes_with_length(shallow_weights: Path) -> None:
+    backend = EmbeddedBackend(shallow_weights, context=256, slots=1)
     await backend.start()
     try:
         schema = {"type": "array", "items": {"enum": ["again"]}, "minItems": 100}
@@ -184,10 +195,9 @@ async def test_answer_follows_its_schema(backend: EmbeddedBackend) -> None:
     jsonschema.validate(json.loads(result.text), PERSON)
 
 
-async def test_json_object_format_gives_an_object(backend: EmbeddedBackend) -> None:
-    result = await generate(
-        backend, "Anna is 31 years old.", text={"format": {"type": "json_object"}}, max_output_tokens=60
-    )
+async def test_json_object_format_gives_an_object(whole_model: EmbeddedBackend) -> None:
+    form = {"format": {"type": "json_object"}}
+    result = await generate(whole_model, "Anna is 31 years old.", text=form, max_output_tokens=60)
     assert result.end == Finish("stop")
     assert isinstance(json.loads(result.text), dict)
 
@@ -243,25 +253,19 @@ async def test_tools_with_schema_give_a_call_or_matching_answer(backend: Embedde
         jsonschema.validate(json.loads(result.text), PERSON)
 
 
-async def test_auto_choice_answers_or_calls_as_fits() -> None:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=2 * WINDOW, slots=1)
-    await backend.start()
-    try:
-        tools = [function("get_weather", "Get the current weather for a city", city={"type": "string"})]
-        question = "What is the weather in Paris?"
-        greeted = await generate(backend, "Hello!", tools=tools, max_output_tokens=8)
-        called = await generate(backend, question, tools=tools, max_output_tokens=120)
-        read = await backend.count_tokens(make_turn(question, tools=tools))
-        call = {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": '{"city": "Paris"}'}
-        result = {"type": "function_call_output", "call_id": "1", "output": "sunny, 21 C"}
-        reported = await generate(
-            backend, [{"role": "user", "content": question}, call, result], tools=tools, max_output_tokens=16
-        )
-    finally:
-        await backend.close()
+async def test_auto_choice_answers_or_calls_as_fits(whole_model: EmbeddedBackend) -> None:
+    tools = [function("get_weather", "Get the current weather for a city", city={"type": "string"})]
+    question = "What is the weather in Paris?"
+    greeted = await generate(whole_model, "Hello!", tools=tools, max_output_tokens=8)
     assert greeted.calls == []
+    called = await generate(whole_model, question, tools=tools, max_output_tokens=120)
+    read = await whole_model.count_tokens(make_turn(question, tools=tools))
     assert [(name, json.loads(arguments)) for name, arguments in called.calls] == [("get_weather", {"city": "Paris"})]
     assert (called.usage.input_tokens, called.end) == (read, Finish("stop"))
+    call = {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": '{"city": "Paris"}'}
+    result = {"type": "function_call_output", "call_id": "1", "output": "sunny, 21 C"}
+    history = [{"role": "user", "content": question}, call, result]
+    reported = await generate(whole_model, history, tools=tools, max_output_tokens=16)
     assert "sunny" in reported.text
 
 
@@ -350,8 +354,8 @@ async def test_answer_that_was_not_started_takes_no_slot(backend: EmbeddedBacken
     assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_closing_the_backend_ends_running_and_queued_turns() -> None:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=WINDOW, slots=1)
+async def test_closing_the_backend_ends_running_and_queued_turns(shallow_weights: Path) -> None:
+    backend = EmbeddedBackend(shallow_weights, context=WINDOW, slots=1)
     await backend.start()
     running = await backend.stream(make_turn("Count to a million."))
     queued = asyncio.ensure_future(backend.stream(make_turn("Count to a million.")))

@@ -24,13 +24,14 @@ BODY = {
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], KillableServer]]:
+def start(tmp_path: Path, shallow_weights: Path) -> Iterator[Callable[[], KillableServer]]:
     started: list[KillableServer] = []
 
     def start_server() -> KillableServer:
         # The test counts events, so there must be no keep-alives.
         settings = {"background_lease_seconds": 0.5, "keepalive_seconds": 600}
-        started.append(KillableServer(tmp_path, {}, **settings, **{"backends.embedded.kind": "embedded"}))
+        model = {"backends.embedded.kind": "embedded", "backends.embedded.weights": str(shallow_weights)}
+        started.append(KillableServer(tmp_path, {}, **settings, **model))
         return started[-1]
 
     yield start_server

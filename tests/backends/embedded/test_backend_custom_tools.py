@@ -1,8 +1,9 @@
-"""Custom tools on the real model: its output follows the grammar and arrives unchanged."""
+"""Custom tools on llama.cpp: the output follows the grammar and arrives unchanged."""
 
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from antiphon.backends.base import Turn
 from antiphon.backends.embedded.backend import EmbeddedBackend
-from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.items import Message
@@ -56,9 +56,9 @@ def custom(name: str, **form: Any) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[EmbeddedBackend]:
+async def backend(shallow_weights: Path) -> AsyncIterator[EmbeddedBackend]:
     # With two slots, one caches the start of the prompts while the other tests the grammars.
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=1024, slots=2, batch=256, tool_examples=False)
+    backend = EmbeddedBackend(shallow_weights, context=1024, slots=2, batch=256, tool_examples=False)
     await backend.start()
     yield backend
     await backend.close()
@@ -66,7 +66,7 @@ async def backend() -> AsyncIterator[EmbeddedBackend]:
 
 async def generate(backend: EmbeddedBackend, input: str, **parameters: Any) -> list[Delta]:
     body = {"model": "smollm2-135m", "input": input, "temperature": 0, "max_output_tokens": 60, **parameters}
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     turn = Turn(request=request, items=[Message("user", input)])
     return [delta async for batch in await backend.stream(turn) for delta in batch]
 

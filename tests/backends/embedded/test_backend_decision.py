@@ -1,7 +1,8 @@
-"""The decision step on the real model. Asserts the form of the output, not the model's judgement."""
+"""The decision step on llama.cpp. Asserts the form of the output, not the model's judgement."""
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,6 @@ from antiphon.backends.embedded.backend import EmbeddedBackend
 from antiphon.backends.embedded.decision import CallDecision, OutputRequest
 from antiphon.backends.embedded.output import OutputReader
 from antiphon.backends.embedded.printed_calls import CallForms
-from antiphon.backends.embedded.weights import find_weights
 from antiphon.protocol import codec
 from antiphon.protocol.items import Message
 from antiphon.stream.deltas import Delta, Finish, Text, TokenUsage, ToolCall
@@ -31,8 +31,8 @@ WEATHER = {"type": "function", "name": "get_weather", "description": "Get the we
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[EmbeddedBackend]:
-    backend = EmbeddedBackend(find_weights("smollm2-135m"), context=512, slots=1, batch=256, tool_examples=False)
+async def backend(shallow_weights: Path) -> AsyncIterator[EmbeddedBackend]:
+    backend = EmbeddedBackend(shallow_weights, context=512, slots=1, batch=256, tool_examples=False)
     await backend.start()
     yield backend
     await backend.close()
@@ -40,7 +40,7 @@ async def backend() -> AsyncIterator[EmbeddedBackend]:
 
 def make_turn(input: str, **parameters: Any) -> Turn:
     body = {"model": "m", "input": input, "tools": [WEATHER], "temperature": 0, "max_output_tokens": 40, **parameters}
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     return Turn(request=request, items=[Message("user", input)])
 
 

@@ -38,7 +38,7 @@ def make_candidates(**likelihoods: float) -> list[TokenCandidate]:
 
 def make_decision(input: Any = QUESTION, *, examples: bool = True, **parameters: Any) -> CallDecision:
     body = {"model": "m", "input": input, "tools": [WEATHER, TIME], **parameters}
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     items = [Message("user", request.input)] if isinstance(request.input, str) else request.input
     turn = Turn(request=request, items=items or [])
     return CallDecision(turn, read_rules(request), {"prompt": [1, 2], "max_tokens": 9}, examples=examples)

@@ -13,7 +13,7 @@ TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} fo
 
 
 def make_request(**parameters: Any) -> CreateRequest:
-    return codec.decode_request(json.dumps({"model": "m", "input": "x", **parameters}).encode()).request
+    return codec.decode_request(json.dumps({"model": "m", "input": "x", **parameters}).encode()).body
 
 
 def allow(mode: str, *names: str) -> dict[str, Any]:

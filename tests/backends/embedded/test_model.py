@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llama() -> AsyncIterator[Llama]:
-    llama = Llama(find_weights("smollm2-135m"), window=2048, slots=1, threads=1, batch=16)
+async def llama(shallow_weights: Path) -> AsyncIterator[Llama]:
+    llama = Llama(shallow_weights, window=2048, slots=1, threads=1, batch=16)
     await llama.load()
     yield llama
     await llama.close()

@@ -75,7 +75,7 @@ def test_nothing_is_a_call_without_tools() -> None:
 
 
 def make_turn(input: Any, **parameters: Any) -> Turn:
-    request = codec.decode_request(json.dumps({"model": "m", "input": input, **parameters}).encode()).request
+    request = codec.decode_request(json.dumps({"model": "m", "input": input, **parameters}).encode()).body
     items = [Message("user", request.input)] if isinstance(request.input, str) else request.input
     return Turn(request=request, items=items or [])
 

@@ -19,7 +19,7 @@ DEFAULT_SYSTEM = ("system", "You are a helpful assistant.")
 
 def build(*items: Any, examples: bool = False, **parameters: Any) -> list[tuple[str, str]]:
     body = json.dumps({"model": "m", "input": "unread", **parameters}).encode()
-    request = codec.decode_request(body).request
+    request = codec.decode_request(body).body
     turn = Turn(request=request, items=codec.decode_items(json.dumps(items).encode()))
     messages = build_messages(turn, read_rules(request), examples=examples)
     written = [(message["role"], message["content"]) for message in messages]
@@ -27,7 +27,7 @@ def build(*items: Any, examples: bool = False, **parameters: Any) -> list[tuple[
 
 
 def test_default_system_message_without_instructions() -> None:
-    request = codec.decode_request(b'{"model": "m"}').request
+    request = codec.decode_request(b'{"model": "m"}').body
     turn = Turn(request=request, items=codec.decode_items(b'[{"role": "user", "content": "Hi"}]'))
     assert build_messages(turn, read_rules(request), examples=False)[0] == {
         "role": "system",

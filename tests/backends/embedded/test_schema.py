@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.embedded.schema import translate_schema
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import InvalidRequest
 
 

@@ -16,16 +16,18 @@ from antiphon.backends.responses.backend import create
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ContextLengthExceeded, RateLimited, UpstreamError
 from antiphon.protocol import codec
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import Response, Usage
 from antiphon.store.memory.store import MemoryStore
-from antiphon.stream.deltas import CloseItem, Finish, Served, Text
+from antiphon.stream.deltas import CloseItem, Finish, Served, Text, TokenUsage
 from support.responses_backend import RECORDINGS, collect_deltas, open_backend, read_recording
 from support.upstream_server import STALL, Reply, UpstreamServer, json_of, serve, stream_of
+
+ESTIMATE = Usage(10, 9, 19, estimated=True)
 
 
 def make_turn(**fields: Any) -> Turn:
     body = {"model": "m", "input": [{"role": "user", "content": "hi"}]} | fields
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     assert isinstance(request.input, list)
     return Turn(request=request, items=request.input)
 
@@ -62,8 +64,20 @@ async def test_unstreamed_turn_asks_for_the_whole_answer() -> None:
     assert request.json["stream"] is False
     assert (request.headers["accept"], request.headers["session_id"]) == ("application/json", "conv_1")
     assert [list(batch) for batch in batches] == [
-        [Served("m", "up", "up-1"), Text("Hello."), CloseItem(), Finish()],
+        [Served("m", "up", "up-1"), Text("Hello."), CloseItem(), TokenUsage(ESTIMATE), Finish()],
     ]
+
+
+async def test_missing_usage_is_estimated() -> None:
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}
+    events = [
+        {"type": "response.output_item.done", "output_index": 0, "item": message},
+        {"type": "response.completed", "response": {"id": "resp_up", "output": []}},
+    ]
+    stream = stream_of(*(b"data: %b\n\n" % json.dumps(event).encode() for event in events))
+    async with serve([stream]) as upstream, open_backend(upstream.url) as backend:
+        emitted = await collect_deltas(backend, make_turn())
+    assert emitted[-2:] == [TokenUsage(ESTIMATE), Finish()]
 
 
 async def test_s5_11_contract_headers_are_sent() -> None:
@@ -235,7 +249,7 @@ async def engine_on(*names: str) -> AsyncIterator[tuple[Engine, UpstreamServer]]
 
 async def respond(engine: Engine, **fields: Any) -> Response:
     body = {"model": "m", "input": "hi", "tools": [{"type": "function", "name": "f"}]} | fields
-    run = await engine.create(codec.decode_request(json.dumps(body).encode()).request, project="p")
+    run = await engine.create(codec.decode_request(json.dumps(body).encode()).body, project="p")
     async for _ in run.events():
         pass
     return await engine.retrieve("p", run.response.id)

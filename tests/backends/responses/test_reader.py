@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.responses.reader import ResponsesReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import Response, Usage
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Finish, Text, TokenUsage, ToolCall
@@ -97,10 +97,86 @@ def test_unknown_events_pass_through() -> None:
     assert (glowing["item_id"], glowing["output_index"], glowing["glow"]) == ("holo_0", 0, 1.0)
 
 
+SEARCH = {"type": "web_search_call", "id": "ws_up", "status": "completed"}
+SEARCHING = {"type": "response.web_search_call.searching", "item_id": "ws_up", "output_index": 0}
+ADDED = {"type": "response.output_item.added", "output_index": 0, "item": SEARCH}
+SEARCHED = {"type": "response.output_item.done", "output_index": 0, "item": SEARCH}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([ADDED, SEARCHING, SEARCHED], ["OpenItem", "ItemPassthrough", "CloseItem"]),
+        ([SEARCHING, ADDED, SEARCHED], ["OpenItem", "ItemPassthrough", "CloseItem"]),
+        ([ADDED, SEARCHED, SEARCHING], ["OpenItem", "CloseItem"]),
+        ([SEARCHING], []),
+    ],
+    ids=["in order", "before its item", "after its item", "without its item"],
+)
+def test_item_event_is_forwarded_only_while_its_item_is_open(events: list[Any], expected: list[str]) -> None:
+    assert [type(delta).__name__ for delta in read_events(*events, COMPLETED)] == [*expected, "Finish"]
+
+
+THOUGHT = {"type": "reasoning", "id": "i", "summary": []}
+CALL = {"type": "function_call", "id": "i", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 4])
+@pytest.mark.parametrize(
+    ("kind", "index_name", "name", "parts"),
+    [
+        ("message", "content_index", "output_text", "content"),
+        ("reasoning", "content_index", "reasoning_text", "content"),
+        ("reasoning", "summary_index", "reasoning_summary_text", "summary"),
+    ],
+)
+def test_text_is_not_repeated_if_deltas_count_parts_differently(
+    index: int, kind: str, index_name: str, name: str, parts: str
+) -> None:
+    text = {"type": f"response.{name}.delta", "item_id": "i", "output_index": 0, index_name: index, "delta": "a"}
+    item = {"type": kind, "id": "i", "role": "assistant", "summary": [], parts: [{"type": name, "text": "a"}]}
+    emitted = read_events(text, text | {"type": f"response.{name}.done", "text": "a"}, done(item), completed(item))
+    assert [delta.text for delta in emitted if hasattr(delta, "text")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("streamed", "parts", "expected"),
+    [(["a", "ab"], ["a", "ab"], ["a", "ab"]), (["a"], ["a", "c"], ["a", "c"]), (["a"], ["a", "ac"], ["a", "ac"])],
+    ids=["text that begins with another", "part without deltas", "part without deltas that begins with another"],
+)
+def test_parts_are_complete_if_deltas_count_them_from_one(
+    streamed: list[str], parts: list[str], expected: list[str]
+) -> None:
+    item = {
+        "type": "message",
+        "id": "i",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text} for text in parts],
+    }
+    texts = [
+        TEXT_DELTA | {"item_id": "i", "content_index": index, "delta": text} for index, text in enumerate(streamed, 1)
+    ]
+    emitted = read_events(*texts, done(item))
+    assert [delta.text for delta in emitted if isinstance(delta, Text)] == expected
+
+
+def test_equal_parts_of_a_message_stay_separate() -> None:
+    part = {"type": "output_text", "text": "a"}
+    item = {"type": "message", "id": "i", "role": "assistant", "content": [part, part]}
+    emitted = read_events(TEXT_DELTA | {"item_id": "i", "content_index": 0}, done(item))
+    assert [delta.text for delta in emitted if isinstance(delta, Text)] == ["a", "a"]
+
+
 def test_unknown_event_passes_through_byte_for_byte() -> None:
     raw = b'{"type":"acme.tick","sequence_number":7,"at":1.50e+00,"big":12345678901234567890123}'
     [delta] = ResponsesReader().read(SseMessage("acme.tick", raw))
     assert delta.event.raw == raw  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [None, "", 5, ["acme.tick"], {}])
+def test_unknown_event_without_a_type_is_dropped(kind: Any) -> None:
+    """Its `event:` line would differ from its type."""
+    assert list(ResponsesReader().read(SseMessage("acme.tick", json.dumps({"type": kind, "at": 1}).encode()))) == []
 
 
 def test_unstreamed_answer_is_read() -> None:
@@ -152,7 +228,6 @@ def test_completed_response_is_reported_with_id_and_output() -> None:
 OBJECTS = read_objects(RECORDINGS)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
     assert len(replay_damaged(OBJECTS, ResponsesReader, data)) == 1
@@ -210,6 +285,55 @@ def test_item_that_is_not_an_object_is_error(name: str, item: Any) -> None:
 def test_completed_event_without_output_is_error(event: Any) -> None:
     with pytest.raises(UpstreamError, match="without any output"):
         read_events(event)
+
+
+def test_parts_of_reasoning_as_vllm_names_them_are_not_forwarded() -> None:
+    position = {"item_id": "i", "output_index": 0, "content_index": 0}
+    part = {"type": "reasoning_text", "text": "Hm."}
+    emitted = read_events(
+        {"type": "response.output_item.added", "output_index": 0, "item": THOUGHT},
+        {"type": "response.reasoning_part.added", "part": part | {"text": ""}} | position,
+        {"type": "response.reasoning_text.delta", "delta": "Hm"} | position,
+        {"type": "response.reasoning_part.done", "part": part} | position,
+    )
+    assert emitted == [d.NoStatus(), d.Reasoning("Hm"), d.Reasoning(".")]
+
+
+@pytest.mark.parametrize("arguments", [None, "", {}])
+@pytest.mark.parametrize("has_delta", [True, False])
+def test_call_without_arguments_gets_an_object(arguments: Any, has_delta: bool) -> None:
+    added = {"type": "response.output_item.added", "item": CALL | {"arguments": ""}}
+    empty = {"type": "response.function_call_arguments.delta", "item_id": "i", "delta": ""}
+    begun = [added, empty] if has_delta else []
+    emitted = read_events(*begun, done(CALL | {"arguments": arguments}), COMPLETED)
+    assert emitted == [ToolCall(0, "", "f", "c"), ToolCall(0, "{}"), d.CloseItem(0), Finish()]
+
+
+def test_incomplete_call_without_arguments_stays_empty() -> None:
+    emitted = read_events(done(CALL | {"arguments": "", "status": "incomplete"}))
+    assert emitted == [ToolCall(0, "", "f", "c"), d.CloseItem(0, ending="incomplete")]
+
+
+@pytest.mark.parametrize(
+    ("status", "finish"), [("completed", Finish()), (None, Finish()), ("incomplete", Finish("length"))]
+)
+def test_response_may_end_with_done(status: str | None, finish: Finish) -> None:
+    ended = {"type": "response.done", "response": {"id": "resp_up", "status": status}}
+    assert read_events(TEXT_DELTA, ended) == [Text("a"), finish]
+
+
+def test_usage_of_bare_deltas_is_estimated_from_their_text() -> None:
+    estimated: list[Any] = []
+
+    def estimate(output: Any) -> Usage:
+        estimated.extend(map(json.loads, map(bytes, output)))
+        return Usage(1, 2, 3, estimated=True)
+
+    reader = ResponsesReader(estimate=estimate)
+    events = [TEXT_DELTA, TEXT_DELTA | {"delta": "b"}, COMPLETED]
+    emitted = [delta for event in events for delta in reader.read(SseMessage(None, json.dumps(event).encode()))]
+    assert emitted == [Text("a"), Text("b"), TokenUsage(Usage(1, 2, 3, estimated=True)), Finish()]
+    assert estimated == [{"content": ["ab"]}]
 
 
 def test_numeric_call_id_becomes_text() -> None:
@@ -320,11 +444,17 @@ def _without_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in item.items() if name != "id"} for item in output]
 
 
+def _fill_arguments(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a complete call without arguments with those that the reader adds."""
+    is_filled = item["type"] == "function_call" and item["status"] != "incomplete" and not item["arguments"]
+    return item | {"arguments": "{}"} if is_filled else item
+
+
 @given(turns)
 def test_response_is_the_same_after_two_servers(turn: list[d.Delta]) -> None:
     stream, original = write_stream(turn)
     repeated = replay(ResponsesReader, [stream])[-1]["response"]
-    assert _without_ids(repeated["output"]) == _without_ids(original["output"])
+    assert _without_ids(repeated["output"]) == _without_ids(list(map(_fill_arguments, original["output"])))
     statuses = {"completed": "completed", "incomplete": "incomplete", "failed": "failed", "cancelled": "failed"}
     assert repeated["status"] == statuses[original["status"]]
     assert repeated["incomplete_details"] == original["incomplete_details"]

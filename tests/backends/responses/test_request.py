@@ -14,8 +14,15 @@ from antiphon.backends.base import Turn
 from antiphon.backends.responses.request import PreviousResponse, RequestWriter, ResponsesOptions, list_ignored_params
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
-from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, SummaryText, Text
-from antiphon.protocol.hosted import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse, WebSearchCall
+from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, Refusal, SummaryText, Text
+from antiphon.protocol.hosted import (
+    LocalShellAction,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    WebSearchCall,
+)
 from antiphon.protocol.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -46,7 +53,7 @@ CONTRACT: dict[str, Any] = {
 
 def make_turn(*items: Item | Unknown, **parameters: Any) -> Turn:
     body = {"model": "gpt-5", "input": "unread", "instructions": ""} | parameters
-    request = codec.decode_request(json.dumps(body).encode()).request
+    request = codec.decode_request(json.dumps(body).encode()).body
     return Turn(request=request, items=list(items) or [HELLO])
 
 
@@ -174,7 +181,8 @@ def test_s5_13_request_is_validated_before_it_is_sent() -> None:
         ({"tool_choice": {"type": "function", "name": "f"}}, {"tool_choice": {"type": "function", "name": "f"}}),
         ({"parallel_tool_calls": True}, {"parallel_tool_calls": True}),
         ({"temperature": 0.5, "top_p": 0.9}, {"temperature": 0.5, "top_p": 0.9}),
-        ({"max_output_tokens": 9, "max_tool_calls": 2}, {"max_output_tokens": 9, "max_tool_calls": 2}),
+        ({"max_output_tokens": 19, "max_tool_calls": 2}, {"max_output_tokens": 19, "max_tool_calls": 2}),
+        ({"max_output_tokens": 9}, {"max_output_tokens": 16}),
         ({"metadata": {"a": "b"}}, {"metadata": {"a": "b"}}),
         ({"metadata": {}, "presence_penalty": 0, "frequency_penalty": 0}, {}),
         ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
@@ -216,6 +224,43 @@ def test_nested_function_tool_is_flattened() -> None:
 # Items
 
 
+def test_long_call_ids_are_shortened_in_calls_and_outputs() -> None:
+    """NousResearch/hermes-agent#73538"""
+    ids = ["c" * 64, "c" * 65, "d" * 200]
+    items = [
+        item
+        for call_id in ids
+        for item in (
+            FunctionCall(call_id, "f", "{}"),
+            FunctionCallOutput("x", call_id),
+            CustomToolCallOutput(call_id, "y"),
+        )
+    ]
+    sent = [item["call_id"] for item in write(make_turn(*items))["input"]]
+    assert sent[:3] == [ids[0]] * 3
+    assert len({*sent[3:6]}) == len({*sent[6:]}) == 1
+    assert len({*sent}) == 3
+    assert all(len(call_id) <= 64 for call_id in sent)
+
+
+def test_long_call_id_of_a_shell_output_matches_its_call() -> None:
+    shell = LocalShellCall("lsh_1", "c" * 65, LocalShellAction(["ls"], {}), "completed")
+    call, output = write(make_turn(shell, LocalShellCallOutput("lsho_1", "x", None, "c" * 65)))["input"]
+    assert output == {"type": "local_shell_call_output", "id": call["call_id"], "output": "x"}
+    assert len(call["call_id"]) <= 64
+
+
+def test_long_call_ids_of_a_stored_response_are_unchanged() -> None:
+    """The upstream has made the first id. The second one is of a call that it gets now."""
+    writer = RequestWriter("up", ResponsesOptions(base_url="http://127.0.0.1:1/v1", state="upstream"))
+    stored, new = "c" * 65, "d" * 65
+    later = [FunctionCallOutput("x", stored), FunctionCall(new, "f", "{}"), FunctionCallOutput("y", new)]
+    turn = make_turn(HELLO, FunctionCall(stored, "f", "{}"), *later)
+    first, second, third = json.loads(writer.write(turn, PreviousResponse("resp_up", later)).body)["input"]
+    assert first["call_id"] == stored
+    assert second["call_id"] == third["call_id"] != new
+
+
 @pytest.mark.parametrize(
     ("item", "sent"),
     [
@@ -236,6 +281,26 @@ def test_nested_function_tool_is_flattened() -> None:
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         ),
         (Message("user", "Hi"), {"type": "message", "role": "user", "content": "Hi"}),
+        # jeremychone/rust-genai#119
+        (
+            Message("assistant", [InputText("Hi"), Refusal("No")]),
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [
+                    {"type": "output_text", "text": "Hi", "annotations": []},
+                    {"type": "refusal", "refusal": "No"},
+                ],
+            },
+        ),
+        (
+            Message("developer", [OutputText("Hi"), InputImage(image_url="data:,")]),
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": "data:,"}],
+            },
+        ),
         (
             FunctionCallOutput([InputText("a"), Text("b")], "call_1"),
             {"type": "function_call_output", "output": "ab", "call_id": "call_1"},
@@ -395,7 +460,7 @@ REQUIRED = {
 
 def write_hello(base_url: str = STANDARD_URL, **parameters: Any) -> dict[str, Any]:
     whole = {"model": "gpt-5", "instructions": "You are a helpful assistant.", "input": "unread"} | parameters
-    request = codec.decode_request(json.dumps(whole).encode()).request
+    request = codec.decode_request(json.dumps(whole).encode()).body
     turn = Turn(request=request, items=[Message("user", [InputText("Hello")])])
     written: dict[str, Any] = json.loads(RequestWriter("up", ResponsesOptions(base_url=base_url)).write(turn).body)
     return written

@@ -37,7 +37,7 @@ ANSWER = stream_of(read_recording("text"))
 
 def make_turn(*items: Any, **fields: Any) -> Turn:
     body = {"model": "m", "input": "unread"} | fields
-    return Turn(request=codec.decode_request(json.dumps(body).encode()).request, items=[HELLO, *items])
+    return Turn(request=codec.decode_request(json.dumps(body).encode()).body, items=[HELLO, *items])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.background import attempt, event_writer, responses
+from antiphon.engine.background import attempt, event_writer, follower, responses
 from antiphon.errors import NotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -320,7 +320,7 @@ async def test_running_attempts_do_not_exceed_slots(make_harness: Any, tmp_path:
 async def test_live_reader_does_not_wait_for_poll_interval(
     make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(follower, "POLL_SECONDS", LONG)
     harness = await make_harness({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
     for _ in range(12):
         run = await harness.ask(background=True)

@@ -157,3 +157,37 @@ async def test_background_turns_wait_behind_foreground_ones(make_harness: Any, m
     assert queue.waiting == 2
     for _ in range(3):
         harness.backend.release("gate")
+
+
+async def test_run_without_memory_waits_and_lets_others_pass(
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "CHECK_SECONDS", LONG)
+    returned: list[str] = []
+    passed = 0.0
+
+    class WatchedStore(MemoryStore):
+        async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+            returned.append(response_id)
+            await super().return_run(owner, project, response_id, free_since=free_since)
+
+    harness = await make_harness(
+        {"default": "done"},
+        store=WatchedStore(now=lambda: time.time() + passed),
+        background_slots=1,
+        history_budget_bytes=1_000_000,
+        history_wait_seconds=0.0,
+        background_lease_seconds=LONG,
+    )
+    with harness.engine._histories.open("other") as share:
+        await share.reserve(250_000)
+        run = await harness.ask("x" * 100_000, background=True)
+        others = [await harness.ask("hi", background=True, project=project) for project in ("default", "third")]
+        for project, other in zip(("default", "third"), others, strict=True):
+            pages = await harness.engine.follow(project, other.response.id, after=-1)
+            last = [event.type async for page in pages for event in page][-1]
+            assert last == "response.completed"
+        assert returned == [run.response.id]
+    passed = worker.OVERLOAD_SECONDS
+    await ask(harness)  # the next check
+    assert await finish(harness, run.response.id) == ("completed", "done")

@@ -1,15 +1,20 @@
 """The life of containers: expiry, and the deletion of their files. No code is run here."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from antiphon.config.tools import CodeInterpreterSettings
+from antiphon.engine.containers import holder
 from antiphon.engine.containers.containers import Containers
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.containers import AutoContainer, ContainerExpiry, CreateContainer
 from antiphon.store.memory.store import MemoryStore
-from antiphon.tool_settings import CodeInterpreterSettings
+from antiphon.tools.hosted.code_interpreter.messages import CodeResult
+from antiphon.tools.hosted.code_interpreter.sandbox import SandboxRun, SandboxTarget
 
 MINUTE = 60
 DAY = 24 * 60 * 60
@@ -80,6 +85,51 @@ async def test_expired_container_loses_its_files_and_then_its_row(
         await containers.retrieve("p", container.id)
 
 
+@pytest.mark.parametrize("step", ["compilation", "code"])
+async def test_container_does_not_expire_during_a_call(
+    containers: Containers, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(holder, "_RENEWAL_SECONDS", 0.001)
+    container = await containers.create("p", CreateContainer(name="work", expires_after=ContainerExpiry(1)))
+
+    touched = asyncio.Event()
+    touch = containers._store.touch_container
+
+    async def watch_touch(project: str, container_id: str) -> Any:
+        row = await touch(project, container_id)
+        touched.set()
+        return row
+
+    monkeypatch.setattr(containers._store, "touch_container", watch_touch)
+
+    async def take_minutes() -> None:
+        for _ in range(5):
+            clock.time += 50
+            touched.clear()
+            await touched.wait()
+
+    class SlowSandboxes:
+        async def wait_until_compiled(self) -> None:
+            if step == "compilation":
+                await take_minutes()
+
+        async def run(self, target: SandboxTarget, code: str) -> SandboxRun:
+            if step == "code":
+                await take_minutes()
+            (target.folder / "data" / "made.txt").write_text(code)
+            return SandboxRun(CodeResult(ending="returned"), "one")
+
+        def find_interpreter(self, _: str) -> None:
+            return None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(containers, "_sandboxes", SlowSandboxes())
+        async with asyncio.timeout(30):
+            run = await containers.run_code("p", container.id, "1")
+    assert [file.path for file in run.files] == ["/mnt/data/made.txt"]
+    assert (await containers.retrieve("p", container.id)).status == "running"
+
+
 async def test_deleted_container_leaves_no_files(containers: Containers, tmp_path: Path) -> None:
     container = await containers.create("p", CreateContainer(name="work"))
     await add_file(containers, container.id)
@@ -118,3 +168,21 @@ async def test_auto_takes_the_newest_known_container(containers: Containers, clo
     with pytest.raises(InvalidRequest, match="expired") as refused:
         await find("p", [old.id, new_id], param="input")
     assert refused.value.param == "input"
+
+
+async def test_files_of_a_killed_process_are_listed(containers: Containers, clock: Clock, tmp_path: Path) -> None:
+    """Another process has run code in the container and was killed: its files are on disk, but have no rows."""
+    container = await containers.create("p", CreateContainer(name="work"))
+    await add_file(containers, container.id)
+    assert await containers._store.hold_container("p", container.id, "killed", lease=15)
+    (tmp_path / container.id / "data" / "new.txt").write_text("written")
+    clock.time += MINUTE
+    await containers.sweep()
+    assert [file.path for file in await containers.load_files("p", container.id)] == ["/mnt/data/a.txt"]
+    clock.time += 15
+    await containers.sweep()
+    files = await containers.load_files("p", container.id)
+    assert [(file.path, file.bytes, file.source) for file in files] == [
+        ("/mnt/data/a.txt", 4, "user"),
+        ("/mnt/data/new.txt", 7, "assistant"),
+    ]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
+from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.engine.containers.containers import Containers
 from antiphon.engine.files.service import FileService
 from antiphon.errors import NotFound
@@ -14,7 +15,6 @@ from antiphon.protocol.containers import CreateContainer
 from antiphon.store.containers import ContainerStore
 from antiphon.store.files.location import FileLocation
 from antiphon.store.location import locate_store
-from antiphon.tool_settings import CodeInterpreterSettings
 from support.code_sandbox import HAS_BUBBLEWRAP
 from support.postgres_server import EmptySchema
 

@@ -104,3 +104,7 @@ async def test_file_beyond_the_limit_is_not_taken_for_deleted(
     finally:
         await files.close()
         await shared.close()
+
+
+def test_deleted_container_has_no_files(tmp_path: Path) -> None:
+    assert ContainerFolders(tmp_path).scan("cntr_1", limit=10) == []

@@ -12,7 +12,8 @@ pytest.importorskip("numpy")
 
 import numpy as np
 
-from antiphon.config import EmbeddingSettings, FileLimits
+from antiphon.config.limits import FileLimits
+from antiphon.config.settings import EmbeddingSettings
 from antiphon.engine.files.embedding import EndpointEmbedder
 from antiphon.engine.files.service import FileService
 from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.files import indexing
 from antiphon.engine.files.indexing import Indexer
 from antiphon.engine.files.search import Searcher

@@ -8,11 +8,11 @@ import pytest
 
 from antiphon.engine.prepare.history import load_history
 from antiphon.engine.sealing import Sealer
-from antiphon.errors import NotFound
+from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.content import extract_text
 from antiphon.protocol.hosted import LocalShellCallOutput
-from antiphon.protocol.items import Item, Message, Reasoning
+from antiphon.protocol.items import Item, ItemReference, Message, Reasoning
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
@@ -320,6 +320,17 @@ async def test_bare_reasoning_is_loaded_by_its_id(make_harness: Any) -> None:
     assert (await requested_with(harness, second.id))[0] == first.output[0]
 
 
+@pytest.mark.parametrize("status", [None, "completed", "failed"])
+async def test_bare_image_is_loaded_by_its_id_unless_it_failed(make_harness: Any, status: str | None) -> None:
+    image = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGk="}
+    harness = await make_harness({"default": [{"item": image}, {"text": "Drawn."}]})
+    first = await (await harness.ask("draw")).drain()
+    sent = {"type": "image_generation_call", "id": first.output[0].id} | ({"status": status} if status else {})
+    second = await (await harness.ask([sent, say("and?")])).drain()
+    found = (await requested_with(harness, second.id))[0]
+    assert (found.id, found.result) == (first.output[0].id, None if status == "failed" else "aGk=")
+
+
 @pytest.mark.parametrize("item_id", ["rs_1", "msg_mine"])
 async def test_bare_reasoning_is_not_replaced_by_another_type(harness: EngineHarness, item_id: str) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -405,3 +416,14 @@ async def test_local_shell_outputs_with_one_call_id_are_all_stored(harness: Engi
     again = codec.decode_items(codec.encode(items))
     copied = await harness.engine.conversations.create("default", again, None)
     assert await harness.store.load_conversation_items("default", copied.id) == items
+
+
+async def test_conversation_of_too_large_references_is_refused_with_its_field(make_harness: Any) -> None:
+    harness: EngineHarness = await make_harness(SCRIPT, history_budget_bytes=1_000_000)
+    conversations = harness.engine.conversations
+    large = await conversations.create("default", [Message("user", "x" * 1_000_000, "msg_large")], None)
+    items = [ItemReference("msg_large")]
+    for work in (conversations.create("default", items, None), conversations.add_items("default", large.id, items)):
+        with pytest.raises(InvalidRequest) as caught:
+            await work
+        assert (caught.value.param, caught.value.code) == ("items", "history_too_large")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.engine import Engine
 from antiphon.engine.files.loader import FileServiceLoader
 from antiphon.engine.policy import Policy
@@ -35,7 +35,7 @@ async def ask(part: dict[str, Any], *, lacks: list[str], limits: FileLimits | No
     await engine.start()
     try:
         body = codec.encode({"model": "scripted", "input": [{"role": "user", "content": [part]}]})
-        run = await engine.create(codec.decode_request(body).request, project="p")
+        run = await engine.create(codec.decode_request(body).body, project="p")
         await run.drain()
         return json.loads(codec.encode(backend.turns[-1].items))[0]["content"], list(run.warnings)
     finally:

@@ -49,7 +49,7 @@ class Stage:
 
     async def ask(self, sent_input: Any, **fields: Any) -> Run | BackgroundRun:
         body = codec.encode({"model": "scripted", "input": sent_input} | fields)
-        return await self.engine.create(codec.decode_request(body).request, project="p")
+        return await self.engine.create(codec.decode_request(body).body, project="p")
 
     async def answer(self, sent_input: Any, **fields: Any) -> Response:
         return await (await self.ask(sent_input, **fields)).drain()

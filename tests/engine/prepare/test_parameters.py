@@ -26,7 +26,7 @@ NOTHING = Capabilities()
 
 
 def request(**fields: Any) -> CreateRequest:
-    return codec.decode_request(codec.encode({"model": "m", "input": "hi"} | fields)).request
+    return codec.decode_request(codec.encode({"model": "m", "input": "hi"} | fields)).body
 
 
 def check(*, on_websocket: bool = False, may_be_empty: bool = False, **fields: Any) -> None:

@@ -23,7 +23,10 @@ from antiphon.protocol.items import ITEMS, Message
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
+from antiphon.store.record import find_foreign_items
+from antiphon.upstream.media_urls import has_media
 from support import strategies
 from support.engine_harness import EngineHarness
 from support.recording_backend import RecordingBackend
@@ -131,7 +134,7 @@ async def test_turn_is_streamed_if_its_events_can_be_read(*, fields: dict[str, b
     engine = Engine(backends={"test": backend}, store=MemoryStore())
     await engine.start()
     body = codec.encode({"model": "scripted", "input": "hi"} | fields)
-    run = await engine.create(codec.decode_request(body).request, project="default")
+    run = await engine.create(codec.decode_request(body).body, project="default")
     async for _ in run.events():
         pass
     await engine.close()
@@ -139,8 +142,11 @@ async def test_turn_is_streamed_if_its_events_can_be_read(*, fields: dict[str, b
 
 
 def prepare_in_full(request: CreateRequest, *, repair: bool) -> Prepared | str:
-    """Prepare a request without the short way for messages."""
-    with patch.object(prepare_module, "_are_messages", return_value=False):
+    """Prepare a request without the short ways for messages and calls."""
+    with (
+        patch.object(prepare_module, "_are_messages", return_value=False),
+        patch.object(prepare_module, "_are_self_contained", return_value=False),
+    ):
         return prepare(request, repair=repair)
 
 
@@ -164,8 +170,13 @@ def prepare(request: CreateRequest, *, repair: bool) -> Prepared | str:
             prepared = asyncio.run(run())
         except AntiphonError as error:
             return f"{error.param}: {error.message}"
-    turn = msgspec.structs.replace(prepared.turn, find_param=None)
-    return msgspec.structs.replace(prepared, turn=turn, route=None, mint=None)
+    text_items = prepared.turn.text_items  # only the short ways set it
+    assert text_items is None or (text_items is prepared.turn.items and not has_media(text_items))
+    if prepared.has_own_ids:  # only the short ways set this, too
+        response = Response(id=prepared.mint.response_id, created_at=0, model="")
+        assert find_foreign_items(StoredResponse(response=response, input=prepared.input)) == []
+    turn = msgspec.structs.replace(prepared.turn, find_param=None, text_items=None)
+    return msgspec.structs.replace(prepared, turn=turn, route=None, mint=None, has_own_ids=False)
 
 
 @given(
@@ -175,4 +186,31 @@ def prepare(request: CreateRequest, *, repair: bool) -> Prepared | str:
 )
 def test_messages_are_prepared_like_any_items(messages: list[Any], others: list[Any], repair: bool) -> None:
     request = CreateRequest(model="scripted", input=[*messages, *others])
+    assert prepare(request, repair=repair) == prepare_in_full(request, repair=repair)
+
+
+CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "g", "input": "x"}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
+CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "2"}
+IMAGE = {"type": "input_image", "image_url": "http://127.0.0.1/x.png"}
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize(
+    "items",
+    [
+        [say("hi"), CALL, OUTPUT, CUSTOM_CALL, CUSTOM_OUTPUT, say("go on")],
+        [say("hi"), CALL],
+        [OUTPUT, say("hi")],
+        [say("hi"), CALL | {"status": "incomplete"}, say("go on")],
+        [say("hi"), CALL, OUTPUT | {"output": [IMAGE]}],
+        [say("hi"), CALL | {"id": "fc_1"}, OUTPUT | {"id": "fc_1"}],
+        [CALL, OUTPUT, {"type": "item_reference", "id": "msg_lacking"}],
+        [CALL, OUTPUT, TRIGGER],
+        [CALL, OUTPUT, UPDATE],
+    ],
+)
+def test_calls_are_prepared_like_any_items(items: list[Any], *, repair: bool) -> None:
+    request = codec.decode_request(codec.encode({"model": "scripted", "input": items})).body
     assert prepare(request, repair=repair) == prepare_in_full(request, repair=repair)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Capabilities, Turn
-from antiphon.config import UnsupportedTools
+from antiphon.config.settings import UnsupportedTools
 from antiphon.engine.engine import Engine
 from antiphon.engine.prepare.toolset import select_tools
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
@@ -34,7 +34,7 @@ CAPABILITIES = [
 
 
 def decode(tools: list[dict[str, Any]]) -> CreateRequest:
-    return codec.decode_request(codec.encode({"model": "scripted", "input": "hi", "tools": tools})).request
+    return codec.decode_request(codec.encode({"model": "scripted", "input": "hi", "tools": tools})).body
 
 
 def decode_alone(tools: list[dict[str, Any]]) -> CreateRequest:

@@ -11,6 +11,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import FunctionTool, NamespaceTool
+from antiphon.tools.hosted.registry import HostedTools
 
 FUNCTIONS = add_emulated_capabilities(Capabilities(tools=frozenset({"function"})))
 F = {"type": "function", "name": "f"}
@@ -26,7 +27,7 @@ def namespace(*tools: Any, name: str = "n") -> dict[str, Any]:
 
 
 def request(**fields: Any) -> CreateRequest:
-    return codec.decode_request(codec.encode(fields)).request
+    return codec.decode_request(codec.encode(fields)).body
 
 
 def choose(*tools: Any, mode: str = "auto") -> dict[str, Any]:
@@ -87,6 +88,19 @@ def test_refuse_policy_refuses_web_search() -> None:
     with pytest.raises(InvalidRequest) as caught:
         select_tools(request(tools=[{"type": "web_search"}]), capabilities=FUNCTIONS, unsupported="refuse")
     assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_tool")
+
+
+def test_choice_of_a_tool_without_provider_gets_the_reason() -> None:
+    sent = request(tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})
+    hosted = HostedTools(unavailable={"web_search": "No search provider is configured."})
+    with pytest.raises(InvalidRequest) as caught:
+        select_tools(sent, capabilities=FUNCTIONS, hosted=hosted)
+    expected = "A choice of type 'web_search' is not supported by this server. No search provider is configured."
+    assert (caught.value.message, caught.value.param, caught.value.code) == (
+        expected,
+        "tool_choice",
+        "unsupported_tool",
+    )
 
 
 def test_functions_only_drops_other_tools() -> None:

@@ -1,6 +1,8 @@
 """Runs: the events of a stream, with and without errors."""
 
 import asyncio
+import gc
+import weakref
 from contextlib import aclosing
 from typing import Any
 
@@ -253,3 +255,20 @@ async def test_cancel_does_not_wait_for_stalled_reader(make_harness: Any, monkey
     assert (cancelled.status, await harness.engine.retrieve("default", cancelled.id)) == ("cancelled", cancelled)
     with pytest.raises(asyncio.CancelledError):
         await reader
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ended_run_is_freed_without_garbage_collection(harness: EngineHarness, stream: bool) -> None:
+    run = await harness.ask(stream=stream)
+    if stream:
+        async for _ in run.events():
+            pass
+    else:
+        await run.drain()
+    ended = weakref.ref(run)
+    gc.disable()
+    try:
+        del run
+        assert ended() is None
+    finally:
+        gc.enable()

@@ -50,7 +50,7 @@ def make_pipeline(store: MemoryStore, backend: Backend | None = None, **policy: 
 
 
 def decode(**fields: Any) -> Any:
-    return codec.decode_request(codec.encode({"model": "scripted", "input": "hi"} | fields)).request
+    return codec.decode_request(codec.encode({"model": "scripted", "input": "hi"} | fields)).body
 
 
 def accept(prepared: Prepared) -> Accepted:
@@ -76,7 +76,7 @@ async def test_queued_request_is_prepared_like_the_accepted_one() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}, "strict": False}]
     request = decode(tools=tools, temperature=0.5, background=True, instructions="Be kind.")
     prepared = await pipeline.prepare(request, project="p")
-    again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    again = await pipeline.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     assert again.turn.request == prepared.turn.request
     assert (again.turn.items, again.input) == (prepared.turn.items, prepared.input)
     assert again.turn.response_id == prepared.mint.response_id
@@ -93,7 +93,7 @@ async def test_queued_request_sees_context_that_changed_meanwhile() -> None:
     prepared = await pipeline.prepare(decode(input=[output], previous_response_id="resp_1"), project="p")
     emptied = Response(id="resp_1", created_at=1, status="completed", model="scripted", output=[])
     await store.save("p", StoredResponse(response=emptied, input=[]))
-    again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    again = await pipeline.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     assert [type(item) for item in prepared.turn.items] == [FunctionCall, FunctionCallOutput]
     assert (again.turn.items, len(again.repairs)) == ([], 1)
 
@@ -105,7 +105,7 @@ async def test_queued_request_does_not_apply_its_prompt_template_again() -> None
     await store.open()
     prompt = await prompts.define("p", PromptDefinition({"input": "before"}))
     prepared = await pipeline.prepare(decode(prompt={"id": prompt.id}), project="p")
-    again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    again = await pipeline.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     assert len(prepared.turn.items) == 2
     assert again.turn.items == prepared.turn.items
 
@@ -118,7 +118,7 @@ async def test_queued_request_keeps_its_settings_on_a_backend_that_lacks_them() 
     other = make_pipeline(MemoryStore(), lacking, unsupported_tools="refuse")
     with pytest.raises(InvalidRequest):
         await other.prepare(request, project="p")
-    again = await other.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    again = await other.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     assert again.turn.request == prepared.turn.request
 
 
@@ -132,7 +132,7 @@ async def test_queued_request_ignores_configuration_updates_added_meanwhile() ->
         b'[{"type": "configuration_update", "id": "cfg_1", "text": {"format": {"type": "json_object"}}}]'
     )
     await store.append_items("p", "conv_1", update)
-    again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    again = await pipeline.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     fresh = await pipeline.prepare(decode(conversation="conv_1"), project="p")
     assert (again.turn.request.text, fresh.turn.request.text) == (None, TextConfig(format=JsonObjectFormat()))
 
@@ -141,7 +141,7 @@ async def test_queued_request_of_removed_model_raises_model_not_found() -> None:
     prepared = await make_pipeline(MemoryStore()).prepare(decode(), project="p")
     other = Pipeline({}, store=MemoryStore(), prompts=Prompts(MemoryStore()), policy=Policy(), sealer=SEALER)
     with pytest.raises(ModelNotFound):
-        await other.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+        await other.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
 
 
 async def test_compaction_markers_do_not_reach_backend() -> None:

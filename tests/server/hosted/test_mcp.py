@@ -35,6 +35,8 @@ SCRIPT = {
     "native_tools": ["function"],
     "rules": [
         {"last_item": "function_call_output", "text": "did not approve", "answers": ["As you wish."]},
+        {"last_item": "function_call_output", "text": "limit of 1 tool calls", "answers": ["No more."]},
+        {"last_item": "function_call_output", "user": "more", "answers": [[call("log", "call_2")]]},
         {"last_item": "function_call_output", "answers": ["The sum is known."]},
         {"user": "twice", "answers": [[call("add"), call("log", "call_2")]]},
         {"user": "prefixed", "answers": [[call("s__add")]]},
@@ -154,6 +156,13 @@ def test_tool_choice_selects_a_tool_of_the_server(server: LiveServer, mcp: WireS
             model="scripted", input="hi", tools=[entry(mcp)], tool_choice=choice | {"server_label": "other"}
         )
     assert raised.value.param == "tool_choice.server_label"
+    for absent, param in (
+        (choice | {"name": "other"}, "tool_choice.name"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [choice | {"name": "x"}]}, "tool_choice.tools[0].name"),
+    ):
+        with pytest.raises(BadRequestError) as raised:
+            client.responses.create(model="scripted", input="hi", tools=[entry(mcp)], tool_choice=absent)
+        assert (raised.value.param, raised.value.code) == (param, "invalid_value")
 
 
 def test_pain_h_72_approved_call_is_executed_once_in_the_next_response(server: LiveServer, mcp: WireServer) -> None:
@@ -184,7 +193,23 @@ def test_model_gets_the_denial_of_a_call(server: LiveServer, mcp: WireServer) ->
     answer: Any = {"type": "mcp_approval_response", "approval_request_id": first.output[-1].id, "approve": False}
     second = client.responses.create(model="scripted", input=[answer], tools=tools, previous_response_id=first.id)
     assert ([item.type for item in second.output], second.output_text) == (["message"], "As you wish.")
-    assert mcp.calls == []
+    again: Any = {"model": "scripted", "tools": tools, "previous_response_id": first.id}
+    assert client.responses.create(input=[answer], **again).output_text == "As you wish."
+    with pytest.raises(BadRequestError) as raised:
+        client.responses.create(input=[answer | {"approve": True}], **again)
+    assert (raised.value.code, mcp.calls) == ("approval_already_used", [])
+
+
+def test_approved_call_counts_for_max_tool_calls(server: LiveServer, mcp: WireServer) -> None:
+    client = server.client()
+    tools = [entry(mcp, require_approval={"always": {"tool_names": ["add"]}})]
+    first = client.responses.create(model="scripted", input="more", tools=tools)
+    answer: Any = {"type": "mcp_approval_response", "approval_request_id": first.output[-1].id, "approve": True}
+    second = client.responses.create(
+        model="scripted", input=[answer], tools=tools, previous_response_id=first.id, max_tool_calls=1
+    )
+    assert [item.type for item in second.output] == ["mcp_call", "message"]
+    assert [name for name, _ in mcp.calls] == ["add"]
 
 
 @pytest.mark.parametrize("approve", [True, False])
@@ -226,7 +251,9 @@ def test_approval_of_an_unknown_call_is_refused(server: LiveServer, mcp: WireSer
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_server_that_cannot_list_fails_the_request(server: LiveServer, mcp: WireServer, stream: bool) -> None:
+def test_server_that_cannot_list_fails_the_request(
+    server: LiveServer, mcp: WireServer, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     mcp.status = 401
     tools = [entry(mcp, authorization=SECRET)]
     with pytest.raises(APIStatusError) as raised:
@@ -239,6 +266,7 @@ def test_server_that_cannot_list_fails_the_request(server: LiveServer, mcp: Wire
         "param": "tools",
         "code": "http_error",
     }
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.tool_settings import WebSearchSettings
+from antiphon.config.tools import WebSearchSettings
 from antiphon.tools.hosted.registry import HostedTools
 from antiphon.tools.hosted.web_search.tool import WebSearchHostedTool
 from support.live_server import LiveServer, make_settings

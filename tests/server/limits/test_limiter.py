@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import load
+from antiphon.config.limits import KeyLimits, ProjectSettings, UsageLimits
+from antiphon.config.loading import load
 from antiphon.engine.usage import Charge
 from antiphon.errors import ConfigError, RateLimited
-from antiphon.limit_settings import KeyLimits, ProjectSettings, UsageLimits
 from antiphon.server.limits.limiter import Limiter, Shared, format_duration
 from antiphon.server.limits.sync import add_counts
 from antiphon.store.usage import LimitCounts, Spending
@@ -249,17 +249,17 @@ def test_idle_subjects_are_removed_when_there_are_many(clock: Clock, monkeypatch
     ("text", "problem"),
     [
         ("[limits]\nrequest_per_minute = 1", "unknown setting 'request_per_minute'. Did you mean requests_per_minute?"),
-        ("[limits]\nconcurrent = 0", "Expected `int` >= 1 - at `$.concurrent`"),
-        ("[limits]\nqueued = -1", "Expected `int` >= 0 - at `$.queued`"),
-        ('[limits]\ntokens_per_minute = "many"', "Expected `int | null`, got `str` - at `$.tokens_per_minute`"),
-        ("[projects.a.limits]\ncost_per_month = 0", "projects.a.limits: Expected `float` > 0"),
+        ("[limits]\nconcurrent = 0", "limits.concurrent: Expected `int` >= 1"),
+        ("[limits]\nqueued = -1", "limits.queued: Expected `int` >= 0"),
+        ('[limits]\ntokens_per_minute = "many"', "limits.tokens_per_minute: Expected `int | null`, got `str`"),
+        ("[projects.a.limits]\ncost_per_month = 0", "projects.a.limits.cost_per_month: Expected `float` > 0"),
         ("[projects.a.key_limits]\nqueued = 1", "projects.a.key_limits: unknown setting 'queued'"),
         ("[projects.a.limit]\nconcurrent = 1", "projects.a: unknown setting 'limit'. Did you mean limits?"),
-        ("[projects]\na = 1", "projects: Expected `object`, got `int`"),
+        ("[projects]\na = 1", "projects[...]: Expected `object`, got `int`"),
         ("[projects.a]\nlimits = 1", "projects.a.limits: Expected `object`, got `int`"),
         ("[prices]\nm = 1", "prices.m: expected a table, as in { input = 1.0, output = 4.0 }."),
         ("[prices.m]\ninput = 1", "prices.m: Object missing required field `output`"),
-        ("[prices.m]\ninput = -1\noutput = 1", "prices.m: Expected `float` >= 0"),
+        ("[prices.m]\ninput = -1\noutput = 1", "prices.m.input: Expected `float` >= 0"),
         ("[limits]\ncost_per_month = 5", "cost_per_month needs the prices of models"),
     ],
 )

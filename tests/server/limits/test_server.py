@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from openai import RateLimitError
 
-from antiphon.config import ApiKey
+from antiphon.config.limits import ModelPrice, ProjectSettings, UsageLimits
+from antiphon.config.settings import ApiKey
 from antiphon.engine.usage import Charge, UsageRecorder
 from antiphon.errors import RateLimited
-from antiphon.limit_settings import ModelPrice, ProjectSettings, UsageLimits
 from antiphon.protocol.response import Usage
 from antiphon.server.limits.limiter import Limiter
 from antiphon.server.limits.sync import LimitSync
@@ -159,7 +159,7 @@ def test_disconnected_stream_releases_its_permit_and_is_charged(serve: Serve) ->
 
 def test_cancelled_response_releases_its_permit(single: LiveServer) -> None:
     connection = open_stream(single)
-    response_id = next(key.response_id for key in single.engine._running)
+    response_id = next(key.response_id for key in single.engine._foreground._runs)
     single.ask("POST", f"/v1/responses/{response_id}/cancel", headers={"Authorization": "Bearer sk-ada"})
     wait_until(lambda: ask(single).status == 200)
     connection.close()

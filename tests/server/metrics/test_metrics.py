@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from antiphon.backends.chat_completions.backend import create
-from antiphon.config import ApiKey, load
+from antiphon.config.loading import load
+from antiphon.config.settings import ApiKey
 from antiphon.errors import UpstreamError
 from antiphon.protocol.response import Usage
 from antiphon.server.metrics.server_metrics import MAX_MODELS

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from antiphon.config import ApiKey
-from antiphon.limit_settings import ModelPrice, ProjectSettings
+from antiphon.config.limits import ModelPrice, ProjectSettings
+from antiphon.config.settings import ApiKey
 from support.live_server import HttpResponse, LiveServer, make_settings
 
 ROOT, ADA = "sk-root", "sk-ada"

@@ -94,6 +94,9 @@ def test_page_has_the_default_number_of_buckets(make_admin: Admin, width: Any, c
         ({"api_key_ids": ["key_2"]}, 100),
         ({"models": ["n"]}, 10),
         ({"project_ids": ["nobody"]}, 0),
+        ({"user_ids": ["ada"]}, 0),
+        ({"batch": True}, 0),
+        ({"batch": False}, 111),
         ({}, 111),
     ],
 )
@@ -106,6 +109,40 @@ def test_usage_is_selected(running: LiveServer, make_admin: Admin, selection: di
     )
     page = make_admin().admin.organization.usage.completions(start_time=START, end_time=START + DAY, **selection)
     assert sum(each["input_tokens"] for results in get_results(page) for each in results) == tokens
+
+
+def test_usage_is_grouped_by_every_documented_field(running: LiveServer, make_admin: Admin) -> None:
+    add(running, make_row(0, tokens=1), make_row(0, tokens=10, model="n"), make_row(0, tokens=100, project="bob"))
+    usage = make_admin().admin.organization.usage
+    constants = {"user_id": None, "batch": False, "service_tier": "default"}
+    names: Any = ["user_id", "model", "batch", "project_id", "service_tier"]
+    page = usage.completions(start_time=START, end_time=START + DAY, group_by=names)
+    found = [{name: each.get(name) for name in (*names, "input_tokens")} for each in get_results(page)[0]]
+    assert found == [
+        constants | {"project_id": "ada", "model": "m", "input_tokens": 1},
+        constants | {"project_id": "bob", "model": "m", "input_tokens": 100},
+        constants | {"project_id": "ada", "model": "n", "input_tokens": 10},
+    ]
+    page = usage.completions(start_time=START, end_time=START + DAY, group_by=["batch"])
+    assert [(each["batch"], each.get("model"), each["input_tokens"]) for each in get_results(page)[0]] == [
+        (False, None, 111)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "choices"),
+    [
+        ("usage/completions", "bucket_width=1w", "1m, 1h, 1d"),
+        ("usage/completions", "group_by=x", "project_id, user_id, api_key_id, model, batch, service_tier"),
+        ("costs", "bucket_width=1h", "1d"),
+        ("costs", "group_by=model", "project_id, api_key_id, line_item"),
+    ],
+)
+def test_refusal_of_a_choice_names_the_allowed_ones(send: Send, path: str, query: str, choices: str) -> None:
+    answer = send("GET", f"/organization/{path}?start_time=5&{query}")
+    name, _, value = query.partition("=")
+    message = f"Invalid value for '{name}': Invalid enum value '{value}', use {choices}."
+    assert (answer.status, answer.json["error"]["message"]) == (400, message)
 
 
 def test_costs_are_grouped_by_model_as_line_item(running: LiveServer, make_admin: Admin) -> None:
@@ -131,7 +168,8 @@ def test_settings_key_of_a_project_sees_only_its_usage(running: LiveServer, make
         ("start_time=-1", "start_time", "invalid_value"),
         ("start_time=5&end_time=5", "end_time", "invalid_value"),
         ("start_time=5&bucket_width=2h", "bucket_width", "invalid_value"),
-        ("start_time=5&group_by=batch", "group_by", "invalid_value"),
+        ("start_time=5&group_by=month", "group_by", "invalid_value"),
+        ("start_time=5&batch=maybe", "batch", "invalid_type"),
         ("start_time=5&limit=32", "limit", "integer_above_max_value"),
         ("start_time=5&page=next", "page", "invalid_value"),
         ("start_time=5&page=page_1", "page", "invalid_value"),

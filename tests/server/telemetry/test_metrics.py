@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from antiphon.engine.telemetry import ModelCallRecord
+from antiphon.engine.model_calls import ModelCallRecord
 from antiphon.protocol.response import Usage
 from antiphon.server.metrics.server_metrics import MAX_MODELS
 from antiphon.server.telemetry.metrics import MetricExport, ModelMetrics

@@ -13,7 +13,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from antiphon import Agent
 from antiphon.backends.chat_completions.backend import create as create_chat
-from antiphon.config import BackendSettings
+from antiphon.config.settings import BackendSettings
 from antiphon.server.log import JsonFormatter
 from antiphon.telemetry.conventions import MAX_CONTENT_BYTES
 from antiphon.telemetry.environment import CONTENT_VARIABLE
@@ -223,6 +223,16 @@ def test_refused_request_is_no_error_of_the_server(receiver: OtlpReceiver, start
     ]
 
 
+def test_path_with_an_id_is_recorded_beside_its_route(receiver: OtlpReceiver, start: Serve) -> None:
+    server = start()
+    for name in ("resp_1", "resp_2"):
+        server.ask("GET", f"/v1/responses/{name}")
+    server.stop()
+    paths = [(span.name, span.attributes["http.route"], span.attributes["url.path"]) for span in receiver.spans]
+    route = "/v1/responses/{response_id}"
+    assert paths == [(f"GET {route}", route, f"/v1/responses/{name}") for name in ("resp_1", "resp_2")]
+
+
 def test_probes_and_metrics_have_no_spans(receiver: OtlpReceiver, start: Serve) -> None:
     server = start(settings={"metrics": True})
     for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
@@ -302,6 +312,16 @@ def test_backend_of_new_settings_is_traced_too(receiver: OtlpReceiver, start: Se
     assert server.ask("POST", "/v1/responses", {"model": "other", "input": "hi"}).status == 200
     server.stop()
     assert receiver.list_parents() == [(SERVER, ""), ("chat other", SERVER)]
+
+
+def test_long_name_of_a_model_is_cut(receiver: OtlpReceiver, start: Serve) -> None:
+    upstream = ThreadedServer(serve_chat(answer("Mild.")))
+    chat = create_chat("chat", {"base_url": upstream.url}, make_settings().data_dir)
+    server = start(others={"chat": chat}, settings={"models": {"mixed": [f"chat/{'m' * 300}"]}})
+    assert server.ask("POST", "/v1/responses", {"model": "mixed", "input": "hi"}).status == 200
+    server.stop()
+    upstream.close()
+    assert receiver.find(f"chat {'m' * 256}").attributes["gen_ai.request.model"] == "m" * 256
 
 
 def test_large_content_is_replaced_by_its_size(

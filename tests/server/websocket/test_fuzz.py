@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.live_server import LiveServer, make_settings
@@ -38,7 +38,6 @@ def client() -> Iterator[WebSocketClient]:
 
 
 @pytest.mark.usefixtures("unchecked_wire")
-@settings(max_examples=150)
 @given(MESSAGES)
 def test_every_message_is_answered_and_keeps_the_connection(client: WebSocketClient, message: str) -> None:
     client.send(message)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.live_server import LiveServer, make_settings
@@ -71,7 +71,6 @@ ASKS = [("ask", lane) for lane in LANES for _ in TURNS]
 STEPS = [("step", lane) for lane in LANES for _ in TURNS for _ in range(GATES)]
 
 
-@settings(max_examples=60)
 @given(st.permutations(ASKS + STEPS))
 def test_interleaved_lanes_produce_the_events_of_separate_runs(
     running: LiveServer, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]

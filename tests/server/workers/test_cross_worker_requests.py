@@ -54,10 +54,26 @@ def test_foreground_response_is_retrieved_and_cancelled_by_the_other_worker(work
     response_id = read_until(stream, b"response.created")["response"]["id"]
     read_until(stream, b"word%d" % (WORDS - 1))
     assert two.ask("GET", f"/v1/responses/{response_id}")["status"] == "in_progress"
+    error = two.ask("GET", f"/v1/responses/{response_id}?stream=true")["error"]
+    assert (error["param"], error["code"]) == ("stream", "invalid_value")
     cancelled = two.ask("POST", f"/v1/responses/{response_id}/cancel")
     assert (cancelled["id"], cancelled["status"]) == (response_id, "cancelled")
     assert read_until(stream, b"response.incomplete")["response"] == cancelled
     assert two.ask("GET", f"/v1/responses/{response_id}") == cancelled
+    stream.read()
+
+
+def test_response_of_a_frozen_worker_is_not_unknown(server: KillableServer, workers: list[WorkerConnection]) -> None:
+    one, two = workers
+    stream = one.request("POST", "/v1/responses", STREAM)
+    response_id = read_until(stream, b"response.created")["response"]["id"]
+    with frozen(list_workers(server)[0]):
+        answer = two.request("GET", f"/v1/responses/{response_id}")
+        error = json.loads(answer.read())["error"]
+        assert (answer.status, error["code"], error["param"]) == (503, "node_unresponsive", "response_id")
+        assert 1 <= int(answer.headers["Retry-After"]) <= 13
+        assert "antiphon_http_requests_total" in two.request("GET", "/metrics").read().decode()
+    assert two.ask("POST", f"/v1/responses/{response_id}/cancel")["status"] == "cancelled"
     stream.read()
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.server.workers.messages import (
     Answers,
     Channel,

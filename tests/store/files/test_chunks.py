@@ -173,3 +173,16 @@ async def test_file_with_strange_ids_is_not_found(database: FileDatabase) -> Non
     for file_id in ("", "\x00", "x" * 10_000, "'; DROP TABLE files"):
         assert await database.load_file("p", file_id) is None
         assert await database.load_files("p", [file_id]) == {}
+
+
+async def test_matches_of_each_word_are_counted_up_to_a_limit(database: FileDatabase) -> None:
+    await add_store(database)
+    await index(database, ["a red apple", "a red pear", "red apples", "green"])
+    await add_store(database, "vs_2")
+    await index(database, ["a green cherry"])
+    store = await database.load_vector_store("p", "vs_1")
+    assert store is not None
+    words = ["red", "apple", "cherry", "_", "green"]
+    assert await database.count_matches(store.scope, words, limit=10) == [3, 2, 0, 0, 1]
+    assert await database.count_matches(store.scope, words, limit=2) == [2, 2, 0, 0, 1]
+    assert await database.count_matches(store.scope, [], limit=2) == []

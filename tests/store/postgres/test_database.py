@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,20 +20,13 @@ if not is_installed():
 
 import asyncpg
 
-from antiphon.store.postgres import database as database_module
+from antiphon.store import operations
+from antiphon.store.escaped_text import escape_text, unescape_text
 from antiphon.store.postgres import writer as writer_module
-from antiphon.store.postgres.connection import describe_error, escape_text, make_item_key, unescape_text
+from antiphon.store.postgres.connection import describe_error, make_item_key
 from antiphon.store.postgres.store import PostgresStore
 
 MakeStored = Callable[..., StoredResponse]
-
-
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
-    await store.open()
-    yield store
-    await store.close()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +157,7 @@ async def test_store_recovers_when_the_server_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer_module, "RECONNECT_SECONDS", 0.0)
-    monkeypatch.setattr(database_module, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(operations, "CHECK_SECONDS", 0.0)
     store = locate_store(own_server.url)
     await store.open()
     try:
@@ -237,43 +230,28 @@ async def test_every_acknowledged_write_survives_restarts_under_load(
     assert refused > 0
 
 
-async def test_events_whose_commit_is_uncertain_can_be_appended_again(
-    store: PostgresStore, make_stored: MakeStored, monkeypatch: pytest.MonkeyPatch
+async def test_events_wait_for_a_claim_of_their_run(
+    store: PostgresStore, make_stored: MakeStored, postgres_url: str
 ) -> None:
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-    await store.claim("us", as_of=0, lease=10, limit=1)
-    lose_answer(store, monkeypatch)
-    with pytest.raises(StoreUnavailable):
-        await store.append_events("p", "resp_1", 0, [b"0", b"1"], owner="us")
-    assert await store.read_events("p", "resp_1", -1) == [(0, b"0"), (1, b"1")]
-    assert await store.append_events("p", "resp_1", 0, [b"0", b"1", b"2"], owner="us") is True
+    await store.claim("us", as_of=0, lease=60, limit=1)
+    other = await asyncpg.connect(postgres_url)
+    try:
+        async with other.transaction():
+            await other.execute("UPDATE runs SET owner = 'them'")
+            appending = asyncio.ensure_future(store.append_events("p", "resp_1", 0, [b"{}"], owner="us"))
+            blocked = (
+                "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
+            )
+            while not await other.fetchval(blocked):
+                assert not appending.done()
+        assert await appending is False
+    finally:
+        await other.close()
+    assert await store.read_events("p", "resp_1", -1) == []
+    assert await store.append_events("p", "resp_1", 0, [b"{}"], owner="them") is True
     with pytest.raises(ServerError, match="already reaches number 0"):
-        await store.append_events("p", "resp_1", 0, [b"0", b"1", b"2"], owner="us")
-    lose_answer(store, monkeypatch)
-    with pytest.raises(StoreUnavailable):
-        await store.append_events("p", "resp_1", 3, [b"3"], owner="us")
-    await store.save("p", make_stored("resp_1"), owner="us", events=(3, [b"3", b"4"]))
-    assert await store.read_events("p", "resp_1", -1) == [(number, b"%d" % number) for number in range(5)]
-
-
-def lose_answer(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the connection of the writer break after its next commit, before the answer arrives."""
-    connection: Any = store._writer._connection
-    execute = connection.execute
-
-    async def execute_and_lose(statement: str, *parameters: object) -> Any:
-        result = await execute(statement, *parameters)
-        if statement == "COMMIT":
-            connection.terminate()
-            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
-        return result
-
-    monkeypatch.setattr(type(connection), "execute", lambda self, *given: execute_and_lose(*given), raising=True)
-
-    def restore() -> None:
-        monkeypatch.undo()
-
-    connection.add_termination_listener(lambda _: restore())
+        await store.append_events("p", "resp_1", 0, [b"{}"], owner="them")
 
 
 async def test_null_characters_and_long_ids_are_stored(store: PostgresStore, make_stored: MakeStored) -> None:
@@ -358,34 +336,61 @@ async def test_changes_are_reported_to_other_processes(
 ) -> None:
     other: Store = locate_store(postgres_url)
     await other.open()
-    changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    other.on_change = lambda kind, response_id: changes.put_nowait((kind, response_id))
-    assert await changes.get() == ("reconnected", "")
+    changes: asyncio.Queue[tuple[str, str, int]] = asyncio.Queue()
+    other.on_change = lambda kind, response_id, last: changes.put_nowait((kind, response_id, last))
+    assert await changes.get() == ("reconnected", "", -1)
     assert other.reports_changes
-    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-    assert await changes.get() == ("queued", "")
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}", watched=True)
+    assert await changes.get() == ("queued", "", -1)
     await store.claim("us", as_of=0, lease=10, limit=1)
-    await store.append_events("p", "resp_1", 0, [b"0"], owner="us")  # not reported: no reader follows it
+    await store.append_events("p", "resp_1", 0, [b"0"], owner="us")  # not reported: that is up to the caller
     await store.request_cancel("p", "resp_1")
-    assert await changes.get() == ("cancelled", "resp_1")
-    await store.mark_watched("p", "resp_1")
-    await store.append_events("p", "resp_1", 1, [b"1"], owner="us")
-    assert await changes.get() == ("events", "resp_1")
-    await store.save("p", make_stored("resp_1"), owner="us")
-    assert await changes.get() == ("events", "resp_1")
+    assert await changes.get() == ("cancelled", "resp_1", -1)
+    for last in range(3):
+        store.announce("events", "resp_1", last)
+    assert await changes.get() == ("events", "resp_1", 2)  # the newest of those that waited
+    await store.save("p", make_stored("resp_1"), owner="us", events=(1, [b"1", b"2"]))
+    assert await changes.get() == ("events", "resp_1", 2)
+    await store.delete("p", "resp_1")
+    assert await changes.get() == ("events", "resp_1", -1)
     await other.close()
 
 
-async def test_leases_use_the_clock_of_the_database(
-    store: PostgresStore, postgres_schema: EmptySchema, make_stored: MakeStored
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+async def test_node_with_a_wrong_clock_takes_no_leased_run(
+    store: PostgresStore, postgres_url: str, postgres_schema: EmptySchema, make_stored: MakeStored, skew: float
 ) -> None:
-    store._now = lambda: 5.0  # the clock of this machine is wrong
-    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-    assert len(await store.claim("us", as_of=5.0, lease=30, limit=1)) == 1
-    await store.renew("us", lease=30)
-    ((left,),) = postgres_schema.fetch("SELECT leased_until - extract(epoch FROM now())::float8 FROM runs")
-    assert 0 < left <= 31
-    assert await store.claim("them", as_of=5.0, lease=30, limit=1) == []
+    """The clock of one node is an hour off. Leases, delays and takeovers use the clock of the database."""
+    wrong = locate_store(postgres_url)
+    assert isinstance(wrong, PostgresStore)
+    await wrong.open()
+    wrong._now = lambda: time.time() + skew
+
+    async def claim(node: PostgresStore, owner: str, *, lease: float = 60) -> list[str]:
+        claimed = await node.claim(owner, as_of=node._now(), lease=lease, limit=9)
+        assert all(abs(run.free_since - node._now()) < 60 for run in claimed)
+        return [run.response_id for run in claimed]
+
+    def read_lease() -> float:
+        ((left,),) = postgres_schema.fetch("SELECT leased_until - extract(epoch FROM now())::float8 FROM runs")
+        return float(left)
+
+    async with asyncio.timeout(60):
+        await wrong.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+        assert await claim(wrong, "wrong") == ["resp_1"]
+        assert 0 < read_lease() <= 60
+        assert await claim(store, "right") == []  # the lease is valid, by either clock
+        await wrong.renew("wrong", lease=30)
+        assert 0 < read_lease() <= 30
+        await wrong.return_run("wrong", "p", "resp_1", free_since=wrong._now() + 50)
+        assert (await claim(store, "right"), await claim(wrong, "wrong")) == ([], [])  # delayed
+        await store.request_cancel("p", "resp_1")
+        assert await claim(store, "right", lease=0) == ["resp_1"]
+        assert await claim(wrong, "wrong", lease=60) == ["resp_1"]  # the lease of the other node has expired
+        assert await claim(store, "right") == []
+        assert await store.append_events("p", "resp_1", 0, [b"0"], owner="right") is False
+        assert await wrong.append_events("p", "resp_1", 0, [b"0"], owner="wrong") is True
+    await wrong.close()
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

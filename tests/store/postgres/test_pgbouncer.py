@@ -65,9 +65,9 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
     changes: asyncio.Queue[str] = asyncio.Queue()
     for store in stores:
         await store.open()
-    stores[0].on_change = lambda kind, _: None
+    stores[0].on_change = lambda kind, _, __: None
     assert "Set store_listen_url" in caplog.text
-    stores[1].on_change = lambda kind, _: changes.put_nowait(kind)
+    stores[1].on_change = lambda kind, _, __: changes.put_nowait(kind)
     assert await changes.get() == "reconnected"
     assert [store.reports_changes for store in stores] == [False, True, False]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import Response
 from antiphon.protocol.tools import FunctionTool
-from antiphon.store import sql_responses
+from antiphon.store import sql_chains
 from antiphon.store.base import StoredResponse
 from antiphon.store.chain_cache import ChainCache
 from antiphon.store.sqlite.store import SqliteStore
@@ -104,12 +104,11 @@ async def compare_chains(path: Path, sequence: list[Step], cache_bytes: int) -> 
             await store.close()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=25), st.sampled_from([1_500, 4_000, 100_000]))
 def test_cached_chains_equal_uncached_chains(sequence: list[Step], cache_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sql_responses, "FIRST_LINKS", 1)  # so that chains of eight responses are read in parts
-        patch.setattr(sql_responses, "LINKS_GROWTH", 2)
+        patch.setattr(sql_chains, "FIRST_LINKS", 1)  # so that chains of eight responses are read in parts
+        patch.setattr(sql_chains, "LINKS_GROWTH", 2)
         asyncio.run(compare_chains(Path(folder) / "store.db", sequence, cache_bytes))
 
 
@@ -149,7 +148,7 @@ async def test_continuation_of_a_cached_chain_reads_only_the_newest_links(
     assert len(await store.load_chain("p", "resp_98")) == 99
     counts = count_rows_read(store, monkeypatch)
     assert len(await store.load_chain("p", "resp_99")) == 100
-    assert counts == [sql_responses.FIRST_LINKS]
+    assert counts == [sql_chains.FIRST_LINKS]
 
 
 async def test_branch_of_a_cached_chain_reads_only_the_newest_links(
@@ -160,7 +159,7 @@ async def test_branch_of_a_cached_chain_reads_only_the_newest_links(
     await store.save("p", make_stored("resp_branch", previous="resp_49"))
     counts = count_rows_read(store, monkeypatch)
     assert [link.id for link in await store.load_chain("p", "resp_branch")][-2:] == ["resp_49", "resp_branch"]
-    assert counts == [sql_responses.FIRST_LINKS]
+    assert counts == [sql_chains.FIRST_LINKS]
 
 
 async def test_deletion_by_another_process_ends_a_cached_chain(
@@ -185,4 +184,4 @@ async def test_deletion_in_one_project_keeps_the_cached_chains_of_others(
     await store.delete("q", "resp_0")
     counts = count_rows_read(store, monkeypatch)
     assert len(await store.load_chain("p", "resp_19")) == 20
-    assert counts == [sql_responses.FIRST_LINKS]
+    assert counts == [sql_chains.FIRST_LINKS]

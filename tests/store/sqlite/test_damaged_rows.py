@@ -65,7 +65,7 @@ COLUMNS = [
 
 RUN_COLUMNS = [
     *("project", "response_id", "owner", "leased_until", "attempt", "watched", "cancelled", "request"),
-    *("interruptions", "lease", "model", "home", "free_since"),
+    *("interruptions", "lease", "model", "configuration_id", "free_since"),
 ]
 
 
@@ -93,7 +93,7 @@ def write(store: SqliteStore, table: str, column: str, value: object) -> object:
         "responses": "id = 'resp_1'",
         "conversations": "id = 'conv_1'",
         "items": "conversation_id = 'conv_1'",
-        "runs": "place = (SELECT min(place) FROM runs)",
+        "runs": "position = (SELECT min(position) FROM runs)",
         "events": "response_id = 'resp_1'",
     }
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:

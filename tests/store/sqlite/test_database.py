@@ -155,6 +155,25 @@ async def test_batch_of_saves_is_one_transaction(
     assert read_ids(store.path) == {f"resp_{number}" for number in range(count)}
 
 
+async def test_single_statement_needs_no_transaction_around_it(store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.claim("us", as_of=0, lease=10, limit=1)
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    assert await store.append_events("p", "resp_1", 0, [b"0", b"1"], owner="us") is True
+    assert [statement.split()[0] for statement in statements] == ["INSERT"]
+    assert await store.read_events("p", "resp_1", -1) == [(0, b"0"), (1, b"1")]
+    with pytest.raises(ServerError):
+        await store._change("INSERT INTO events (project) VALUES (?)", ("p",))
+    store._writer._connection.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(StoreFull):
+        await store.append_events("p", "resp_1", 2, [b"x" * 100_000], owner="us")
+    assert isinstance(store.failure, StoreFull)
+    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+    assert await store.append_events("p", "resp_1", 2, [b"2"], owner="us") is True
+    assert store.failure is None
+
+
 async def test_response_that_does_not_fit_the_disk_fails_alone(store: SqliteStore, make_stored: MakeStored) -> None:
     batch = [make_stored(f"resp_{number}", text="x" * (10**6 if number == 1 else 10)) for number in range(3)]
     for stored in batch:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ServerError, StoreFull, StoreLost, StoreUnavailable
+from antiphon.store import operations
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import StoreLimits
-from antiphon.store.sqlite import database, files
+from antiphon.store.sqlite import files
 from antiphon.store.sqlite.store import SqliteStore
 
 MakeStored = Callable[..., StoredResponse]
@@ -28,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(path: Path, monkeypatch: pytest.MonkeyPatch, make_stored: MakeStored) -> AsyncIterator[SqliteStore]:
-    monkeypatch.setattr(database, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(operations, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(files, "CHECK_SECONDS", 0.0)
     store = SqliteStore(path)
     await store.open()
@@ -254,7 +255,7 @@ async def test_observer_gets_the_failures_of_a_full_disk(path: Path, make_stored
 
 
 async def test_check_reports_little_free_space(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(operations, "CHECK_SECONDS", 0.0)
     store = SqliteStore(path, limits=StoreLimits(min_free_bytes=2**62))
     await store.open()
     with pytest.raises(StoreFull):
@@ -276,7 +277,7 @@ async def test_read_only_database_is_reported(path: Path, store: SqliteStore, ma
 async def test_check_does_not_wait_for_a_blocked_store(
     path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CHECK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(operations, "CHECK_TIMEOUT_SECONDS", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="does not respond"):
@@ -286,7 +287,7 @@ async def test_check_does_not_wait_for_a_blocked_store(
 
 
 async def test_concurrent_checks_share_one_result(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(operations, "CHECK_SECONDS", 3600.0)
     statements: list[str] = []
     store._writer._connection.set_trace_callback(statements.append)
     await asyncio.gather(*(store.check() for _ in range(50)))
@@ -297,7 +298,7 @@ async def test_concurrent_checks_share_one_result(store: SqliteStore, monkeypatc
 async def test_result_of_a_check_is_not_used_after_a_failure(
     path: Path, store: SqliteStore, make_stored: MakeStored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(operations, "CHECK_SECONDS", 3600.0)
     await store.check()
     LOSSES["database deleted"](path)
     with pytest.raises(StoreLost):

@@ -1,3 +1,4 @@
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.store.sqlite.migrations import Migration, migrate, read_migrations
+from antiphon.store.migration_files import Migration, read_migrations
+from antiphon.store.sqlite.migrations import migrate
 
 FIRST = Migration(1, "001_a.sql", "-- A comment; with a semicolon.\nCREATE TABLE a (x TEXT DEFAULT ';');\n")
 SECOND = Migration(2, "002_b.sql", "CREATE TABLE b (y);\nINSERT INTO b VALUES (1);\nINSERT INTO b VALUES (2)")
@@ -25,7 +27,7 @@ def read_state(connection: sqlite3.Connection) -> tuple[int, list[str]]:
 
 
 def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    migrations = read_migrations()
+    migrations = read_migrations("sqlite")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
 
 
@@ -53,7 +55,7 @@ def test_file_of_a_newer_version_is_rejected(connection: sqlite3.Connection) -> 
 
 
 def test_migration_from_version_1_keeps_responses(connection: sqlite3.Connection) -> None:
-    migrations = read_migrations()
+    migrations = read_migrations("sqlite")
     migrate(connection, migrations[:1], path="store.db")
     rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5 + n, b"[]", b"[%d]" % n, b"x" * 20_000 * n) for n in range(5)]
     connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
@@ -65,7 +67,7 @@ def test_migration_from_version_1_keeps_responses(connection: sqlite3.Connection
 
 
 def test_migration_from_version_2_keeps_responses_and_expiry(connection: sqlite3.Connection) -> None:
-    migrations = read_migrations()
+    migrations = read_migrations("sqlite")
     migrate(connection, migrations[:2], path="store.db")
     rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5, 1, n or None, b"[]", b"[]", b"x" * 20_000 * n) for n in range(5)]
     connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -75,7 +77,7 @@ def test_migration_from_version_2_keeps_responses_and_expiry(connection: sqlite3
 
 
 def test_migration_from_version_5_finds_the_blocks_of_responses(connection: sqlite3.Connection) -> None:
-    migrations = read_migrations()
+    migrations = read_migrations("sqlite")
     migrate(connection, migrations[:5], path="store.db")
     ended, failed, running = ("resp_" + letter * 44 for letter in "abc")
     rows = [("p", each, 1.5, each != running, b"[]", b"[]", b"{}") for each in (ended, failed, running)]
@@ -90,3 +92,31 @@ def test_migration_from_version_5_finds_the_blocks_of_responses(connection: sqli
     assert connection.execute("SELECT * FROM blocks").fetchall() == [("p", "conv_1", ended, 1)]
     connection.execute("DELETE FROM conversations")
     assert connection.execute("SELECT * FROM blocks").fetchall() == []
+
+
+def test_migration_from_version_15_keeps_the_rows_of_renamed_columns(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations("sqlite")
+    migrate(connection, migrations[:15], path="store.db")
+    rows = {
+        "items": ("place, project, conversation_id, item_id, content", (7, "p", "conv_1", "msg_1", b"{}")),
+        "deleted_items": ("project, conversation_id, place, item_id", ("p", "conv_1", 8, "msg_2")),
+        "blocks": ("project, conversation_id, response_id, place", ("p", "conv_1", "resp_1", 6)),
+        "prompts": ("place, project, id, version, created_at, body", (5, "p", "pmpt_1", "1", 1, b"{}")),
+        "runs": ("place, project, response_id, request, model, home", (4, "p", "resp_1", b"{}", "m", "here")),
+        "homes": ("home, alive_until", ("here", 2.5)),
+    }
+    for table, (columns, row) in rows.items():
+        values = ", ".join("?" * len(row))
+        connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({values})", row)
+    migrate(connection, migrations, path="store.db")
+    for old_table, (old_columns, row) in rows.items():
+        table = "configurations" if old_table == "homes" else old_table
+        columns = old_columns.replace("place", "position").replace("home", "configuration_id")
+        assert connection.execute(f"SELECT {columns} FROM {table}").fetchall() == [row]
+    schema = " ".join(sql or "" for (sql,) in connection.execute("SELECT sql FROM sqlite_master"))
+    assert {"place", "home", "homes"} & set(re.findall(r"\w+", re.sub(r"--.*", "", schema))) == set()
+    connection.execute("INSERT INTO conversations (project, id, created_at, metadata) VALUES ('p', 'conv_1', 1, '{}')")
+    connection.execute("DELETE FROM conversations")  # its triggers still apply
+    for table in ("items", "deleted_items", "blocks"):
+        assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -11,7 +11,8 @@ import pytest
 
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import RunLimits
-from antiphon.store.sqlite.migrations import migrate, read_migrations
+from antiphon.store.migration_files import read_migrations
+from antiphon.store.sqlite.migrations import migrate
 from antiphon.store.sqlite.runs import WAITING, WAITING_PROJECTS
 from antiphon.store.sqlite.store import SqliteStore
 from support.store_process import start_store_process
@@ -99,7 +100,7 @@ async def test_old_starts_are_deleted_and_none_are_written_without_a_limit(
 async def test_migration_from_version_6_keeps_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        migrate(connection, read_migrations()[:6], path=str(path))
+        migrate(connection, read_migrations("sqlite")[:6], path=str(path))
         insert = (
             "INSERT INTO runs (project, response_id, owner, leased_until, attempt, request) VALUES (?, ?, ?, ?, ?, 'x')"
         )
@@ -118,7 +119,7 @@ async def test_waiting_runs_are_read_from_the_index_alone(stores: list[SqliteSto
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {WAITING}", ("p", 0, True))]
         projects = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {WAITING_PROJECTS}")]
     search = "SEARCH runs USING COVERING INDEX waiting_runs"
-    assert plan == [f"{search} (owner=? AND project=? AND place>?)"]
+    assert plan == [f"{search} (owner=? AND project=? AND position>?)"]
     assert [step for step in projects if "runs" in step] == [
         f"{search} (owner=?)",
         f"{search} (owner=? AND project>?)",
@@ -129,7 +130,7 @@ async def test_waiting_runs_are_read_from_the_index_alone(stores: list[SqliteSto
 async def test_claim_reads_few_rows_of_a_long_queue(tmp_path: Path) -> None:
     path = tmp_path / "long.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        migrate(connection, read_migrations(), path=str(path))
+        migrate(connection, read_migrations("sqlite"), path=str(path))
         insert = "INSERT INTO runs (project, response_id, request, attempt) VALUES (?, ?, 'x', 0)"
         connection.execute("BEGIN")
         connection.executemany(insert, [("abc"[number % 3], f"resp_{number}") for number in range(30_000)])

@@ -11,8 +11,9 @@ import pytest
 from antiphon.errors import ConfigError
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import StoreLimits
+from antiphon.store.migration_files import read_migrations
 from antiphon.store.sqlite import checkpoints, space
-from antiphon.store.sqlite.migrations import migrate, read_migrations
+from antiphon.store.sqlite.migrations import migrate
 from antiphon.store.sqlite.space import vacuum_file
 from antiphon.store.sqlite.store import SqliteStore
 from support.store_process import start_store_process
@@ -41,7 +42,7 @@ def create_old_file(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA page_size = 8192")
         connection.execute("PRAGMA journal_mode = WAL")
-        migrate(connection, read_migrations(), path=str(path))
+        migrate(connection, read_migrations("sqlite"), path=str(path))
 
 
 def read_pragma(path: Path, name: str) -> int:

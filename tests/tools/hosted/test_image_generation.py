@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from antiphon.config.tools import ImageGenerationSettings
 from antiphon.engine.files.loader import FileServiceLoader, StoredImages
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.files import FileForm
 from antiphon.protocol.hosted import ImageGenerationCall
-from antiphon.tool_settings import ImageGenerationSettings
 from antiphon.tools.hosted.base import HostedServices, HostedSession
 from antiphon.tools.hosted.image_generation import inputs
 from antiphon.tools.hosted.image_generation.tool import ImageGenerationHostedTool
@@ -223,6 +223,7 @@ async def test_image_at_a_url_is_fetched() -> None:
         (json_of({"error": {"message": f"bad {KEY}", "code": "x"}}, 401), "status 401"),
         (json_of({"data": []}), "has no image"),
         (Reply(body=b"<html>"), "not in the expected format"),
+        (json_of({"data": [{"b64_json": "%%%"}]}), "not valid base64"),
         (stream_of(event_of("image_generation.partial_image", b64_json="", partial_image_index=0)), "without an image"),
         (stream_of(event_of("error", error={"message": "overloaded"})), "overloaded"),
         (Reply(pieces=[b"{", STALL]), "did not answer in time"),
@@ -265,6 +266,9 @@ async def test_invalid_arguments_are_a_failed_item(arguments: str) -> None:
         ({"output_compression": 101}, "tools[0].output_compression"),
         ({"output_format": "gif"}, "tools[0].output_format"),
         ({"frame_count": 3}, "tools[0].frame_count"),
+        ({"size": "big"}, "tools[0].size"),
+        ({"background": "transparent", "output_format": "jpeg"}, "tools[0].background"),
+        ({"input_image_mask": {"image_url": "data:image/png;base64,%%"}}, "tools[0].input_image_mask.image_url"),
         ({"action": "edit"}, "tools[0].action"),
     ],
 )
@@ -273,6 +277,21 @@ async def test_invalid_tool_is_refused_by_its_field(fields: dict[str, Any], para
         with pytest.raises(InvalidRequest) as raised:
             await open_session(tool, **fields)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize("size", ["auto", "1536x1024", "2K", "1024*1024", "16:9"])
+async def test_sizes_of_other_endpoints_are_sent(size: str) -> None:
+    async with serve([MADE]) as server, hosting(server) as tool:
+        await run_call(await open_session(tool, size=size), "image_generation", CALL)
+    assert server.requests[0].json.get("size") == (None if size == "auto" else size)
+
+
+@pytest.mark.parametrize("data", [f"{PNG[:4]}\n{PNG[4:]}\n", f"data:image/png;base64,{PNG}"])
+async def test_image_is_plain_base64_in_its_item(data: str) -> None:
+    async with serve([json_of({"data": [{"b64_json": data}]})]) as server, hosting(server) as tool:
+        session = await open_session(tool)
+        _, (item,) = compose(await run_call(session, "image_generation", CALL))
+    assert (item["status"], item["result"]) == ("completed", PNG)
 
 
 async def test_image_is_not_made_twice_after_a_crash() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from antiphon.config.tools import WebSearchSettings
 from antiphon.errors import InvalidRequest
 from antiphon.stream.deltas import Annotate, Text
-from antiphon.tool_settings import WebSearchSettings
 from antiphon.tools.hosted.base import HostedSession
 from antiphon.tools.hosted.web_search.citations import LinkCitations
 from antiphon.tools.hosted.web_search.pages import Page, read_page
@@ -170,6 +170,14 @@ async def test_failure_of_the_provider_is_a_failed_item(reply: Reply, reason: st
     assert error["type"] == "error"
     assert reason in error["text"]
     assert KEY not in str(item)
+
+
+async def test_results_that_are_no_pages_are_dropped() -> None:
+    page = {"url": "https://example.org/", "title": "a", "content": None}
+    others = [{"key": "value"}, {"url": None}, {"url": "javascript:alert(1)"}, "text"]
+    async with serve([json_of({"results": [*others, page]})]) as server, hosting(server) as tool:
+        item = await search(await open_session(tool))
+    assert item["results"] == [{"type": "text_result", "url": "https://example.org/", "title": "a", "text": ""}]
 
 
 async def test_search_without_results_is_completed() -> None:

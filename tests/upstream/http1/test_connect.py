@@ -90,7 +90,7 @@ def test_families_alternate() -> None:
 
 async def test_ipv6_address_is_reached() -> None:
     async with serve_raw(reply_always(OK)) as server:
-        other = await asyncio.start_server(server.handle, "::1", 0)
+        other = await asyncio.start_server(server.accept, "::1", 0)
         port = other.sockets[0].getsockname()[1]
         async with open_session(f"http://[::1]:{port}/v1") as session:
             assert await fetch(session) == b"hello"

@@ -384,7 +384,7 @@ async def test_large_upload_with_interim_response_is_complete() -> None:
         assert count_connections(session) == 1
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_body_in_any_chunks_is_read_unchanged(data: st.DataObject) -> None:
     body = data.draw(st.binary(max_size=2000))

@@ -13,7 +13,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 async def send(method: str = "POST", path: str = "/chat", body: bytes | None = b"{}", **options: Any) -> list[str]:
     """Return the head of a request as the server gets it, line by line, without the address of the server."""
     heads: list[bytes] = []
-    headers = options.pop("own_headers", None)
+    headers, trace = options.pop("own_headers", None), options.pop("trace", b"")
 
     async def handle(peer: Peer) -> None:
         heads.append(await peer.read_head())
@@ -21,7 +21,7 @@ async def send(method: str = "POST", path: str = "/chat", body: bytes | None = b
         await peer.until_closed()
 
     async with serve_raw(handle) as server, open_session(server.url, **options) as session:
-        (await session.send(method, path, body, headers)).close()
+        (await session.send(method, path, body, headers, trace=trace)).close()
     return heads[0].decode().replace(f":{server.port}", "").split("\r\n")[:-2]
 
 
@@ -188,3 +188,12 @@ async def test_each_request_has_its_own_headers() -> None:
             (await session.send("GET", "/models", None, headers)).close()
     shown = [{line for line in head.split(b"\r\n") if line.startswith(b"X-")} for head in heads]
     assert shown == [{b"X-Turn: 1"}, {b"X-Turn: 2"}, set(), {b"X-Turn: 1"}, {b"X-Lane: 1"}]
+
+
+async def test_headers_of_the_trace_replace_configured_ones() -> None:
+    trace = b"traceparent: 00-1-2-01\r\n"
+    lines = await send(headers={"Traceparent": "fixed", "tracestate": "a=1", "x-kept": "yes"}, trace=trace)
+    found = {line.split(":")[0].lower(): line for line in lines[1:] if line}
+    assert found["traceparent"] == "traceparent: 00-1-2-01"
+    assert "tracestate" not in found
+    assert found["x-kept"] == "x-kept: yes"

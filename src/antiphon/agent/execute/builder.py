@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.agent.execute.envelope import AgentExecuteRequest, ConversationContext
-from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import read_json
 
 logger = logging.getLogger(__name__)
@@ -115,25 +114,6 @@ def _is_blank(text: str | None) -> bool:
 
 
 # The block with the usage metadata of server tools
-
-
-class UsageRegistry:
-    """Tools by name, each with its usage text. A tool without one is rejected, because models misuse such tools."""
-
-    def __init__(self) -> None:
-        self._usages: dict[str, str] = {}
-
-    def register(self, name: str, usage: str | None) -> None:
-        if not name or "'" in name or "\n" in name:
-            raise ConfigError(f"Invalid tool name {name!r}.")
-        if usage is None or not usage.strip():
-            raise ConfigError(f"The tool '{name}' has no usage text.")
-        if name in self._usages:
-            raise ConfigError(f"There are two tools named '{name}'.")
-        self._usages[name] = usage
-
-    def build_block(self) -> str | None:
-        return build_usage_block(self._usages)
 
 
 def build_usage_block(usages: Mapping[str, str | None]) -> str | None:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,16 +21,32 @@ _COLLECTED = frozenset({*TERMINAL, "response.output_item.done", "error"})
 _UNUSED = frozenset({"response.created", "response.queued", "response.in_progress"})
 _COLLECTED_CLASSES = frozenset(codec.EVENTS.members[name] for name in _COLLECTED)
 
+_LAST = TERMINAL | {"error"}
+_LAST_CLASSES = frozenset(codec.EVENTS.members[name] for name in _LAST)
+
 # Checks that the input is JSON.
 _unused_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 def check_base_url(base_url: str, *, schemes: Sequence[str] = ("http://", "https://")) -> None:
-    """Raise ConfigError if the URL of a server has another scheme or no host."""
+    """Raise ConfigError if the URL of a server has another scheme, no host, or the path of an endpoint."""
     if not base_url.startswith(tuple(schemes)):
         raise ConfigError(f"base_url: {base_url!r} must begin with {', '.join(schemes[:-1])} or {schemes[-1]}.")
     if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
         raise ConfigError(f"base_url: {base_url!r} has no host.")
+    if base_url.partition("?")[0].rstrip("/").endswith("/responses"):
+        raise ConfigError(f"base_url: {base_url!r} must not include /responses. The agent adds it.")
+
+
+def describe_address(url: str) -> str:
+    """Return the host and the port of a URL for messages, without a user name and a password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "the URL is not valid"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{host}" if port is None else f"{host}:{port}"
 
 
 def decode_event(name: str | None, body: bytes) -> Event | Unknown:
@@ -44,6 +61,11 @@ def decode_event(name: str | None, body: bytes) -> Event | Unknown:
     with contextlib.suppress(RecursionError):  # nested too deeply
         _unused_decoder.decode(body)
     return Unknown(body)
+
+
+def is_last(event: Event | Unknown) -> bool:
+    """Return True if an event is the last one of a response."""
+    return type(event) in _LAST_CLASSES or (isinstance(event, Unknown) and event.type in _LAST)
 
 
 class Transport(Protocol):

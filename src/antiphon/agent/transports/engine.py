@@ -31,7 +31,7 @@ class LocalTransport:
         self._project = project
 
     async def stream(self, request: dict[str, Any]) -> Events:
-        decoded = codec.decode_request(codec.encode(request | {"stream": True})).request
+        decoded = codec.decode_request(codec.encode(request | {"stream": True})).body
         try:
             return (await self._engine.create(decoded, project=self._project)).events()
         except AntiphonError:

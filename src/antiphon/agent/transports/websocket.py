@@ -13,7 +13,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from antiphon.agent.transports.base import TERMINAL, Events, check_base_url, decode_event
+from antiphon.agent.transports.base import Events, check_base_url, decode_event, describe_address, is_last
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject, read_json
@@ -24,7 +24,6 @@ from antiphon.upstream.retry import RetryPolicy, parse_retry_after
 _MAX_IDLE = 8
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _CLOSE_SECONDS = 2.0
-_LAST = TERMINAL | {"error"}
 
 
 class _Connect(connect):
@@ -123,7 +122,12 @@ class WebSocketTransport:
         except TimeoutError:
             raise UpstreamTimeout(f"The server did not accept the connection in {self._connect_timeout:g} s.") from None
         except (OSError, WebSocketException) as error:
-            raise UpstreamError(f"The server cannot be reached: {type(error).__name__}.") from error
+            address = describe_address(self.url)
+            reason = "refuses connections" if isinstance(error, ConnectionRefusedError) else "cannot be reached"
+            detail = "" if isinstance(error, ConnectionRefusedError) else f" ({type(error).__name__})"
+            raise UpstreamError(
+                f"The server {reason}{detail}: {address}. Is it running, and is base_url right?"
+            ) from error
 
     async def _receive(self, connection: ClientConnection) -> bytes:
         try:
@@ -142,7 +146,7 @@ class WebSocketTransport:
                     event = decode_event(None, repairer.repair(message))
                 except ValueError:
                     raise UpstreamError("The server sent an event that is not JSON.") from None
-                is_whole = event.type in _LAST
+                is_whole = is_last(event)
                 if is_whole:
                     # The reader may not come back after the last event.
                     self._put_idle(connection)

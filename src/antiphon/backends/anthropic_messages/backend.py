@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,12 +24,11 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.upstream.options import UpstreamOptions
+from antiphon.upstream.usage import estimate_usage
 
 # API versions from this one on reject `temperature` and `top_p` for every model.
 _NO_SAMPLING_SINCE = "2026-10-21"
 _THINKING_REJECTED = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
-
-
 _CACHED_MODELS = 256
 
 
@@ -72,14 +71,16 @@ class AnthropicMessagesBackend(UpstreamBackend):
 
     async def stream(self, turn: Turn) -> Deltas:
         request = await offload.run(self._translate, turn)
+        # Only a large input is estimated now: later it would block the event loop.
+        input_tokens = await self.estimate_input(turn) if offload.is_large() else None
         try:
-            return await self._send(request, turn)
+            return await self._send(request, turn, input_tokens)
         except InvalidRequest as error:
             # Newer models reject their earlier thinking if anything before it has changed.
             if not request.has_thinking or not _THINKING_REJECTED.search(error.message):
                 raise
         request = await offload.run(functools.partial(self._translate, include_thinking=False), turn)
-        return await self._send(request, turn)
+        return await self._send(request, turn, input_tokens)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/messages/count_tokens", turn, self._write_count_request)
@@ -88,14 +89,18 @@ class AnthropicMessagesBackend(UpstreamBackend):
         body = self._translate(turn).body
         return msgspec.json.encode({name: body[name] for name in COUNTED_FIELDS if name in body})
 
-    async def _send(self, request: MessagesRequest, turn: Turn) -> Deltas:
+    def _send(self, request: MessagesRequest, turn: Turn, input_tokens: int | None) -> Awaitable[Deltas]:
+        estimate = functools.partial(estimate_usage, turn.request, turn.items, input_tokens=input_tokens)
+
         def make_reader() -> MessagesReader:
-            return MessagesReader(request.tool_names, secrets=self.upstream.secrets, limits=turn.limits)
+            return MessagesReader(
+                request.tool_names, secrets=self.upstream.secrets, estimate=estimate, limits=turn.limits
+            )
 
         def write(*, stream: bool) -> tuple[bytes, None]:
             return msgspec.json.encode(request.body | {"stream": stream}), None
 
-        return await self.send(turn, "/messages", write, make_reader)
+        return self.send(turn, "/messages", write, make_reader)
 
     def _translate(self, turn: Turn, *, include_thinking: bool = True) -> MessagesRequest:
         traits = self._find_traits(turn.request.model or "")

@@ -34,6 +34,15 @@ _IMAGE_TYPES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _TEXT_TYPES = {"application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml"}
 _TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
 
+_MEDIA_PARTS = (
+    content.InputImage,
+    content.InputFile,
+    content.InputAudio,
+    content.InputVideo,
+    content.ComputerScreenshot,
+)
+
+_ATTACHED = "[Attached to the assistant message]"
 # User messages for a history that begins or ends with the assistant.
 _FIRST_USER_TEXT = "(The conversation begins with your own words.)"
 _LAST_USER_TEXT = "Continue."
@@ -92,7 +101,7 @@ class MessagesBuilder:
     def _add_message(self, message: items.Message, index: int) -> None:
         path = f"input[{index}].content"
         if message.role == "assistant":
-            self._append("assistant", write_assistant_parts(message.content))
+            self._add_assistant_message(message.content, path)
         elif message.role == "user":
             self._append("user", write_parts(message.content, path))
         elif isinstance(message.content, str):
@@ -105,6 +114,20 @@ class MessagesBuilder:
                     self.system += blocks
                 else:
                     self._append("user", blocks)
+
+    def _add_assistant_message(self, parts: str | Iterable[Part], path: str) -> None:
+        """Add an assistant message. The API allows only text there, so media follow in a user message."""
+        if isinstance(parts, str):
+            self._append("assistant", write_text(parts))
+            return
+        media: list[Block] = []
+        for index, part in enumerate(parts):
+            if isinstance(part, _MEDIA_PARTS):
+                media += write_part(part, f"{path}[{index}]")
+            else:
+                self._append("assistant", write_text(_read_text(part)))
+        if media:
+            self._append("user", [*write_text(_ATTACHED), *media])
 
     def _add_call(self, call: items.FunctionCall) -> None:
         call_id = encode_call_id(call.call_id, taken=self._call_ids)
@@ -219,13 +242,6 @@ def write_parts(parts: str | Iterable[Part], path: str) -> list[Block]:
     if isinstance(parts, str):
         return write_text(parts)
     return [block for index, part in enumerate(parts) for block in write_part(part, f"{path}[{index}]")]
-
-
-def write_assistant_parts(parts: str | Iterable[Part]) -> list[Block]:
-    """Translate the content of an assistant message. The API allows only text there."""
-    if isinstance(parts, str):
-        return write_text(parts)
-    return [block for part in parts for block in write_text(_read_text(part))]
 
 
 def write_part(part: Part, path: str) -> list[Block]:

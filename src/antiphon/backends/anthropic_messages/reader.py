@@ -48,6 +48,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 # All other block types can get JSON deltas: tool calls, and blocks that only the upstream understands.
 _TEXT_TYPES = ("text", "thinking")
 # Start events for blocks that a server has not announced.
+_NO_BLOCK = (Raw(), Raw(b"null"))
 _EMPTY_BLOCKS = {block_type: Raw(msgspec.json.encode({"type": block_type})) for block_type in _TEXT_TYPES}
 
 
@@ -68,6 +69,8 @@ class OpenBlock:
     def arguments(self) -> str:
         """A call's arguments: the joined JSON deltas, else the input in the block."""
         whole = bytes(self.block.input).decode()
+        if whole.startswith('"'):  # some gateways send the JSON as a string
+            whole = msgspec.json.decode(whole, type=str)
         return "".join(self.json) or ("{}" if whole in ("", "null") else whole)
 
     def assemble(self) -> ThinkingBlock | Raw | dict[str, Raw]:
@@ -122,7 +125,8 @@ def _replaces(block: OpenBlock, call: OpenBlock) -> bool:
 class MessagesReader:
     """Reads one answer. `tool_names` maps the upstream names of tools to their own names.
 
-    An answer has at most as many content blocks as `limits` permit output items.
+    `estimate` returns the usage for the answer's text if the server sends no counts. An answer has at most as many
+    content blocks as `limits` permit output items.
     """
 
     def __init__(
@@ -130,12 +134,15 @@ class MessagesReader:
         tool_names: Mapping[str, str],
         *,
         secrets: Collection[str] = (),
+        estimate: Callable[[str], Usage] | None = None,
         limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
         self._limits = limits
         self._tool_names = tool_names
         self._secrets = secrets
+        self._estimate = estimate
+        self._written: list[str] = []  # all text and arguments, for the estimate
         self._open = OpenBlocks()
         self._block_count = 0
         # Thinking and other opaque blocks, not yet emitted as a reasoning seal.
@@ -221,20 +228,26 @@ class MessagesReader:
             self._explanation = details.explanation or self._explanation
 
     def _finish(self) -> Sequence[Delta]:
-        if self._stop_reason is None and not self._block_count and not self._text_length:
-            raise UpstreamError("The upstream ended its answer without any output.")
+        if not self._block_count:
+            if self._stop_reason is None:
+                raise UpstreamError("The upstream ended its answer without any output.")
+            if self._stop_reason == "tool_use":
+                raise UpstreamError("The upstream announced tool calls but sent none.")
         emitted: list[Delta] = [*self._close_blocks(self._open.clear()), *self._emit_seal()]
         if self._stop_reason == "refusal" and self._explanation:
             emitted.append(deltas.Refusal(self._explanation))
         if self._counts.input_tokens is not None or self._counts.output_tokens is not None:
             emitted.append(deltas.TokenUsage(_sum_usage(self._counts)))
+        elif self._estimate is not None:
+            emitted.append(deltas.TokenUsage(self._estimate("".join(self._written))))
         self.finished = True
         return [*emitted, deltas.Finish(_FINISH_REASONS.get(self._stop_reason or "", "stop"))]
 
     # Content blocks
 
     def _start_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        return self._open_block(event.index, event.content_block)
+        # The deltas of a block without content open it.
+        return self._open_block(event.index, event.content_block) if event.content_block not in _NO_BLOCK else ()
 
     def _open_block(self, index: int | None, raw: Raw) -> list[Delta]:
         if self._block_count >= self._limits.max_answer_items:
@@ -251,7 +264,9 @@ class MessagesReader:
             emitted += self._emit_reasoning(block.thinking)
         elif block.type == "tool_use":
             name = block.name or ""
-            call = deltas.ToolCall(opened.key, name=self._tool_names.get(name, name), call_id=block.id)
+            self._written.append(name)
+            call_id = str(block.id) if block.id is not None else None
+            call = deltas.ToolCall(opened.key, name=self._tool_names.get(name, name), call_id=call_id)
             emitted += self._emit_call_start(call)
         return emitted
 
@@ -280,6 +295,7 @@ class MessagesReader:
             return self._emit_text(delta.text)
         if delta.partial_json:
             block.json.append(delta.partial_json)
+            self._written.append(delta.partial_json)
             return (deltas.ToolCall(block.key, delta.partial_json),) if block.type == "tool_use" else ()
         block.thinking.append(delta.thinking or "")
         block.signature.append(delta.signature or "")
@@ -294,6 +310,7 @@ class MessagesReader:
         for block in blocks:
             if block.type == "tool_use":
                 if not block.json:  # JSON deltas have been emitted already
+                    self._written.append(block.arguments)
                     emitted.append(deltas.ToolCall(block.key, block.arguments))
             elif block.type != "text":
                 self._unsealed.append(block.assemble())
@@ -306,10 +323,14 @@ class MessagesReader:
             return ()
         seal = self._emit_seal() if self._unsealed else ()
         self._text_length += len(text)
+        self._written.append(text)
         return (*seal, deltas.Text(text))
 
     def _emit_reasoning(self, text: str | None) -> Sequence[Delta]:
-        return (deltas.Reasoning(text),) if text else ()
+        if not text:
+            return ()
+        self._written.append(text)
+        return (deltas.Reasoning(text),)
 
     def _emit_citation(self, raw: Raw) -> Sequence[Delta]:
         citation = decode_citation(raw)

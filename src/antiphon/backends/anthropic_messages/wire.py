@@ -41,7 +41,7 @@ class BlockDelta(Struct):
 
 class ContentBlock(Struct):
     type: str = ""
-    id: str | None = None
+    id: str | int | None = None
     name: str | None = None
     input: Raw = Raw()
     text: str | None = None

@@ -1,7 +1,7 @@
 """The backend for servers with a Chat Completions API."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.upstream.fields import ServedModel
 from antiphon.upstream.options import UpstreamOptions
-from antiphon.upstream.token_estimate import estimate_tokens
 from antiphon.upstream.usage import estimate_usage
 
 
@@ -82,15 +81,19 @@ class ChatCompletionsBackend(UpstreamBackend):
     def _list_ignored(self, request: CreateRequest, model: str) -> list[str]:
         return list_ignored(request, self._find_quirks(model))
 
-    async def stream(self, turn: Turn) -> Deltas:
+    def stream(self, turn: Turn) -> Awaitable[Deltas]:
+        return self._stream_large(turn) if offload.is_large() else self._stream(turn)
+
+    async def _stream_large(self, turn: Turn) -> Deltas:
+        return await self._stream(turn, await self.estimate_input(turn))
+
+    def _stream(self, turn: Turn, input_tokens: int | None = None) -> Awaitable[Deltas]:
+        """Start the turn. `input_tokens` is an estimate, if there is one already."""
         model, extra_body = turn.request.model or "", self._options.extra_body
         quirks = self._find_quirks(model)
         if quirks.always_stream:
             turn = msgspec.structs.replace(turn, streamed=True)
-        estimate = functools.partial(estimate_usage, turn.request, turn.items)
-        if offload.is_large():
-            counted = await offload.run(estimate_tokens, turn.request, turn.items)
-            estimate = functools.partial(estimate_usage, turn.request, turn.items, input_tokens=counted)
+        estimate = functools.partial(estimate_usage, turn.request, turn.items, input_tokens=input_tokens)
 
         def make_reader() -> ChatReader:
             served_model = ServedModel(self.upstream.name, model)
@@ -107,7 +110,7 @@ class ChatCompletionsBackend(UpstreamBackend):
             body = make_body(turn, quirks, stream=stream)
             return codec.encode(body | extra_body if extra_body else body), None
 
-        return await self.send(turn, "/chat/completions", write, make_reader)
+        return self.send(turn, "/chat/completions", write, make_reader)
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ChatCompletionsBackend:

@@ -5,137 +5,31 @@ follow directly, in the order of the calls, so they are looked up. Content that 
 tool's output, for example) follows in a labelled user message.
 """
 
-import base64
 import functools
 import hashlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from antiphon.backends.base import Turn
+from antiphon.backends.chat_completions.parts import (
+    TEXT_TYPES,
+    ChatPart,
+    Content,
+    find_plain_text,
+    make_text_part,
+    parse_parts,
+)
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.wire import parse_opaque_state
-from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.fields import normalize_arguments
 
-ChatPart = dict[str, Any]
-
-_TEXTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
-_MEDIA = (content.InputImage, content.InputFile, content.InputAudio)
-_TEXT_FILE = re.compile(r"data:(?:text/[^;,]+|application/json)(?:;charset=[^;,]+)?;base64,", re.IGNORECASE)
-
-
-class Content(msgspec.Struct):
-    """The parts of a message in order: texts as strings, media as Chat Completions parts."""
-
-    parts: list[str | ChatPart]
-
-    @property
-    def texts(self) -> list[str]:
-        return [part for part in self.parts if isinstance(part, str)]
-
-    @property
-    def media(self) -> list[ChatPart]:
-        return [part for part in self.parts if not isinstance(part, str)]
-
-    def as_user_content(self) -> str | list[ChatPart]:
-        """Return a string if there is only text: every server accepts it."""
-        if not self.media:
-            return "\n".join(self.texts)
-        return [make_text_part(part) if isinstance(part, str) else part for part in self.parts]
-
-
-def make_text_part(text: str) -> ChatPart:
-    return {"type": "text", "text": text}
-
-
-def parse_parts(parts: "str | Sequence[content.Part | Unknown]", quirks: Quirks, path: str) -> Content:
-    """Parse content parts. `path` is their param path, for errors."""
-    if isinstance(parts, str):
-        return Content([parts])
-    return Content([_parse_part(part, quirks, f"{path}[{index}]") for index, part in enumerate(parts)])
-
-
-def find_plain_text(parts: "str | Sequence[content.Part | Unknown]") -> str | None:
-    """Return the text of content that is only text in one part, else None."""
-    if type(parts) is str:
-        return parts
-    if len(parts) == 1 and type(part := parts[0]) in _TEXTS:
-        text: str = part.text  # type: ignore[union-attr]
-        return text
-    return None
-
-
-def _parse_part(part: "content.Part | Unknown", quirks: Quirks, path: str) -> str | ChatPart:
-    if isinstance(part, _TEXTS):
-        return part.text
-    match part:
-        case content.Refusal():
-            return part.refusal
-        case content.InputImage():
-            return _parse_image(part, path)
-        case content.InputFile():
-            return _parse_file(part, quirks, path)
-        case content.InputAudio():
-            return {
-                "type": "input_audio",
-                "input_audio": {"data": part.input_audio.data, "format": part.input_audio.format},
-            }
-        case _:  # unknown parts are sent as JSON
-            return codec.encode(part).decode()
-
-
-def _parse_image(part: content.InputImage, path: str) -> ChatPart:
-    if part.image_url is None:
-        raise _make_unsupported_error("An image by 'file_id'", "image_url", f"{path}.file_id")
-    image = {"url": part.image_url}
-    if part.detail is not None:
-        image["detail"] = "high" if part.detail == "original" else part.detail
-    return {"type": "image_url", "image_url": image}
-
-
-def _parse_file(part: content.InputFile, quirks: Quirks, path: str) -> str | ChatPart:
-    name = part.filename or "file"
-    if part.file_data is not None:
-        text = _decode_text_file(part.file_data)
-        if text is not None:  # every model reads text, but few servers accept files
-            return f"[File: {name}]\n{text}"
-        return {"type": "file", "file": {"filename": name, "file_data": part.file_data}}
-    if part.file_id is not None:
-        if not quirks.file_ids:
-            raise _make_unsupported_error("A file by 'file_id'", "file_data", f"{path}.file_id")
-        return {"type": "file", "file": {"file_id": part.file_id}}
-    if not quirks.file_urls or part.file_url is None:
-        raise _make_unsupported_error("A file by 'file_url'", "file_data", f"{path}.file_url")
-    return {"type": "file", "file": {"filename": name, "file_data": part.file_url}}
-
-
-def _decode_text_file(data: str) -> str | None:
-    found = _TEXT_FILE.match(data)
-    if found is None:
-        return None
-    try:
-        return base64.b64decode(data[found.end() :], validate=True).decode()
-    except ValueError:  # neither base64 nor text
-        return None
-
-
-def _make_unsupported_error(subject: str, alternative: str, path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{subject} is not supported by this model's server; use '{alternative}'.",
-        param=path,
-        code="unsupported_parameter",
-    )
-
-
 ChatMessage = dict[str, Any]
 
 _MAX_ID_LENGTH = 40
+_SEPARATOR = "Understood."
 _CALLS_AND_REASONING = frozenset({items.FunctionCall, items.Reasoning})
 
 
@@ -168,37 +62,63 @@ class _MessageBuilder:
         """The index of the last user message. Reasoning before it belongs to a finished loop of calls."""
         return max((i for i, item in enumerate(self._items) if _is_user_message(item)), default=-1)
 
+    @functools.cached_property
+    def _follow_outputs(self) -> list[bool]:
+        """For each item, True if there is the output of a call between it and the user message before it."""
+        follow: list[bool] = []
+        has_output = False
+        for item in self._items:
+            follow.append(has_output)
+            if type(item) is items.FunctionCallOutput:
+                has_output = True
+            elif _is_user_message(item):
+                has_output = False
+        return follow
+
     def build(self, instructions: str | None) -> None:
         if instructions:
             self._add_system(instructions)
         conversation, messages = self._items, self.messages
+        may_need_reasoning = self._quirks.replay_reasoning == "calls"
         index, count = 0, len(conversation)
         while index < count:
             item = conversation[index]
             if type(item) is items.Message:
                 parts = item.content
                 # The common case, without a call for each message: text in one part.
-                is_text = type(parts) is list and len(parts) == 1 and type(parts[0]) in _TEXTS
-                if is_text and (item.role == "user" or (item.role == "assistant" and self._is_alone(index))):
+                is_text = type(parts) is list and len(parts) == 1 and type(parts[0]) in TEXT_TYPES
+                if is_text and (
+                    item.role == "user"
+                    or (
+                        item.role == "assistant"
+                        and not may_need_reasoning
+                        # No other item of the model follows.
+                        and (index + 1 == count or not _is_model_item(conversation[index + 1]))
+                    )
+                ):
                     messages.append({"role": item.role, "content": parts[0].text})  # type: ignore[union-attr]
                 elif item.role != "assistant":
                     self._add_message(index, item)
                 else:
                     index = self._add_model_items(index) - 1
                 index += 1
+            elif type(item) is items.FunctionCall and self._add_answered_call(index, item):
+                index += 2
             elif _is_model_item(item):
                 index = self._add_model_items(index)
             else:
                 self._add_other(index, item)
                 index += 1
+        self._complete()
+
+    def _complete(self) -> None:
+        """Add the system message, and adapt the order of roles to the server."""
         if self._system:
             self.messages.insert(0, {"role": self._quirks.system_role, "content": "\n\n".join(self._system)})
         if self._quirks.alternate:
             self.messages = _alternate(self.messages)
-
-    def _is_alone(self, index: int) -> bool:
-        """Return True if no other item of the model follows this one."""
-        return index + 1 == len(self._items) or not _is_model_item(self._items[index + 1])
+        if self._quirks.separate_outputs:
+            self.messages = _separate_outputs(self.messages)
 
     # Input
 
@@ -217,7 +137,7 @@ class _MessageBuilder:
             self._attach(f"[Attached to the {item.role} message]", read.media)
 
     def _add_other(self, index: int, item: "items.Item | Unknown") -> None:
-        if not isinstance(item, items.FunctionCallOutput):
+        if type(item) is not items.FunctionCallOutput:
             self._add("user", codec.encode(item).decode())
             return
         self._find_outputs()
@@ -249,15 +169,19 @@ class _MessageBuilder:
         """Add one assistant message for consecutive model items. Return the index after them."""
         group = _ModelItems(self._items, start)
         message: ChatMessage = {"role": "assistant", "content": None}
-        contents = [
-            parse_parts(item.content, self._quirks, f"input[{index}].content") for index, item in group.messages
-        ]
-        if texts := ["".join(parsed.texts) for parsed in contents if parsed.texts]:
-            message["content"] = "\n\n".join(texts)
+        contents: list[Content] = []
+        if group.messages:  # often there is a call and nothing else
+            contents = [
+                parse_parts(item.content, self._quirks, f"input[{index}].content") for index, item in group.messages
+            ]
+            if texts := ["".join(parsed.texts) for parsed in contents if parsed.texts]:
+                message["content"] = "\n\n".join(texts)
         calls = [(self._make_call_id(call.call_id), index, call) for index, call in group.calls]
         self._add_reasoning(message, group, start)
         if calls:
             message["tool_calls"] = [self._make_call(call_id, call, group) for call_id, _, call in calls]
+            if self._quirks.placeholder_signature:
+                _sign(message["tool_calls"], self._quirks.placeholder_signature)
         elif message["content"] is None and len(message) > 2:
             message["content"] = ""
         if calls or message["content"] is not None:
@@ -266,6 +190,28 @@ class _MessageBuilder:
         for parsed in contents:
             self._attach("[Attached to the assistant message]", parsed.media)
         return group.end
+
+    def _add_answered_call(self, index: int, call: items.FunctionCall) -> bool:
+        """Add a call and its output if the output is a text and follows at once, as it does after most single calls.
+
+        `_add_model_items` adds the same messages. Return False if the call has to be added there.
+        """
+        conversation, quirks, call_id = self._items, self._quirks, call.call_id
+        if index + 1 == len(conversation) or quirks.replay_reasoning != "never" or quirks.call_ids != "any":
+            return False
+        if quirks.placeholder_signature:
+            return False
+        answer = conversation[index + 1]
+        if type(answer) is not items.FunctionCallOutput or type(answer.output) is not str:
+            return False
+        if answer.call_id != call_id or not call_id or call_id in self._ids:
+            return False
+        self._ids[call_id] = 1
+        function = {"name": call.name, "arguments": normalize_arguments(call.arguments)}
+        calls = [{"id": call_id, "type": "function", "function": function}]
+        self.messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": answer.output})
+        return True
 
     def _make_call(self, call_id: str, call: items.FunctionCall, group: "_ModelItems") -> ChatMessage:
         function = {"name": call.name, "arguments": normalize_arguments(call.arguments)}
@@ -276,7 +222,7 @@ class _MessageBuilder:
 
     def _add_reasoning(self, message: ChatMessage, group: "_ModelItems", start: int) -> None:
         rule, field = self._quirks.replay_reasoning, self._quirks.reasoning_field
-        if rule == "never" or (rule == "calls" and not group.calls):
+        if rule == "never" or (rule == "calls" and not group.calls and not self._follow_outputs[start]):
             return
         if rule == "loop" and start <= self._last_user_index:
             return
@@ -285,7 +231,7 @@ class _MessageBuilder:
             if details:
                 message[field] = details
         elif group.reasoning or rule == "calls":
-            message[field] = "\n\n".join(group.reasoning)
+            message[field] = "\n\n".join(group.reasoning) or self._quirks.empty_reasoning
 
     def _add_outputs(self, calls: list[tuple[str, int, items.FunctionCall]]) -> None:
         attachments: list[tuple[str, list[ChatPart]]] = []
@@ -311,11 +257,12 @@ class _MessageBuilder:
         if index is None:
             return items.LOST_OUTPUT
         item = self._items[index]
-        assert isinstance(item, items.FunctionCallOutput)
+        assert type(item) is items.FunctionCallOutput
         return item.output
 
     def _make_call_id(self, call_id: str) -> str:
         """Return the call id, changed if it was used before or has the wrong form for the server."""
+        call_id = call_id or "call"  # servers reject an empty id
         name, times = call_id, self._ids.get(call_id, 0)
         while name in self._ids:
             times += 1
@@ -342,11 +289,11 @@ class _ModelItems:
         self.end = start
         for index in range(start, len(conversation)):
             item = conversation[index]
-            if isinstance(item, items.FunctionCall):
+            if type(item) is items.FunctionCall:
                 self.calls.append((index, item))
-            elif isinstance(item, items.Message) and item.role == "assistant":
+            elif type(item) is items.Message and item.role == "assistant":
                 self.messages.append((index, item))
-            elif isinstance(item, items.Reasoning):
+            elif type(item) is items.Reasoning:
                 self._take_reasoning(item)
             else:
                 break
@@ -362,6 +309,12 @@ class _ModelItems:
         self.extras |= state.calls
 
 
+def _sign(calls: list[ChatMessage], signature: str) -> None:
+    """Add a signature to calls without any. Gemini requires one with the first of parallel calls only."""
+    if not any("extra_content" in call for call in calls):
+        calls[0]["extra_content"] = {"google": {"thought_signature": signature}}
+
+
 def _alternate(messages: list[ChatMessage]) -> list[ChatMessage]:
     """Merge consecutive user messages, for templates that require alternating roles."""
     merged: list[ChatMessage] = []
@@ -371,6 +324,16 @@ def _alternate(messages: list[ChatMessage]) -> list[ChatMessage]:
         else:
             merged.append(message)
     return merged
+
+
+def _separate_outputs(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Insert an assistant message wherever a user message directly follows a tool output."""
+    separated: list[ChatMessage] = []
+    for message in messages:
+        if separated and message["role"] == "user" and separated[-1]["role"] == "tool":
+            separated.append({"role": "assistant", "content": _SEPARATOR})
+        separated.append(message)
+    return separated
 
 
 def _join(first: str | list[ChatPart], second: str | list[ChatPart]) -> str | list[ChatPart]:
@@ -384,7 +347,7 @@ def _join(first: str | list[ChatPart], second: str | list[ChatPart]) -> str | li
 
 
 def _is_model_item(item: "items.Item | Unknown") -> bool:
-    if isinstance(item, items.Message):
+    if type(item) is items.Message:
         return item.role == "assistant"
     return type(item) in _CALLS_AND_REASONING
 
@@ -398,6 +361,8 @@ def _match_outputs(conversation: "Sequence[items.Item | Unknown]") -> dict[int, 
     waiting: dict[str, list[int]] = {}
     pairs: dict[int, int] = {}
     for index, item in enumerate(conversation):
+        if type(item) is items.Message:
+            continue
         if type(item) is items.FunctionCall:
             waiting.setdefault(item.call_id, []).append(index)
         elif type(item) is items.FunctionCallOutput and item.call_id is not None:

@@ -19,29 +19,35 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The requirements of one model on one server. The defaults suit most servers, and none rejects them.
 
     `merge_system` puts all system and developer messages into one at the beginning. `alternate` merges consecutive user
-    messages. `replay_reasoning` selects the earlier assistant messages that are sent with their reasoning: those with
-    `calls` (with an empty text if there is no reasoning), those of the unfinished `loop` of calls, `always` all, or
-    `never` any. `reasoning_field` is the field for it. `reasoning_effort` is the field for the effort (`omit`: none),
+    messages. `separate_outputs` inserts an assistant message between tool outputs and a user message.
+    `replay_reasoning` selects the earlier assistant messages that are sent with their reasoning: those with
+    `calls` and those that follow their outputs, those of the unfinished `loop` of calls, `always` all, or `never` any.
+    `reasoning_field` is the field for it. With `calls`, messages without reasoning have `empty_reasoning` instead.
+    `reasoning_effort` is the field for the effort (`omit`: none),
     and `effort_words` are the server's values for some efforts. `thinking_tags` extracts reasoning from a leading
     `<think>`; with `thinking_open`, the answer starts inside it. `call_ids` may have `any` form, `short` (at most 40
     characters) or `nine` letters and digits. Without `named_choice`, a tool that must be called is the only one sent.
     `hints` are the hint fields that the server supports. With `keep_call_extras`, a call's `extra_content` is sent back
-    with it. With `always_stream`, the server is never called without streaming.
+    with it. `placeholder_signature` is sent with earlier calls that have no signature. With `always_stream`, the server
+    is never called without streaming.
     """
 
     system_role: Literal["system", "developer", "user"] = "system"
     merge_system: bool = True
     alternate: bool = False
+    separate_outputs: bool = False
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     reasoning_effort: Literal["omit", "reasoning_effort", "reasoning.effort"] = "omit"
     effort_words: dict[str, str] = {}
     replay_reasoning: Literal["never", "loop", "calls", "always"] = "never"
+    empty_reasoning: str = ""
     reasoning_field: Literal["reasoning_content", "reasoning", "reasoning_details"] = "reasoning_content"
     thinking_tags: bool = True
     thinking_open: bool = False
     call_ids: Literal["any", "short", "nine"] = "any"
     named_choice: bool = True
     keep_call_extras: bool = False
+    placeholder_signature: str = ""
     tool_images: bool = False
     file_ids: bool = False
     file_urls: bool = False

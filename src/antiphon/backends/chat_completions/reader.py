@@ -20,12 +20,18 @@ from antiphon.backends.chat_completions.wire import (
     MessageDelta,
     OpaqueState,
     ToolCallDelta,
+    announces_calls,
     decode_chunk,
+    decode_damaged_chunk,
     decode_plain_answer,
     decode_plain_chunk,
+    decode_start_chunk,
+    is_finish_reason,
     number_calls,
+    number_parts,
     parse_annotation,
     parse_finish_reason,
+    parse_image,
 )
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
@@ -41,6 +47,7 @@ from antiphon.stream.deltas import (
     Text,
     TokenUsage,
     ToolCall,
+    WholeItem,
 )
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
@@ -85,9 +92,11 @@ class ChatReader(PlainAnswerReader):
         self._limits = limits
         self._usage: Usage | None = None
         self._reason: FinishReason | None = None
-        self._has_text = False
+        self._expects_calls = False
+        self._has_text = self._has_images = False
         self._expects_text = False  # the next chunks probably add text and nothing else
         self._expects_answer = is_whole and not quirks.thinking_open
+        self._expects_start = not is_whole and not quirks.thinking_open  # of an answer that is text
         if not self._expects_answer:
             self._prepare()
 
@@ -115,6 +124,10 @@ class ChatReader(PlainAnswerReader):
                 text = chunk.choices[0].delta.content
                 self._written.append(text)
                 return (Text(text),)
+        if self._expects_start and message.event is None:
+            started = self._read_start(message.data)
+            if started is not None:
+                return started
         if self._expects_answer:
             self._expects_answer = False
             self._prepare()
@@ -123,6 +136,44 @@ class ChatReader(PlainAnswerReader):
         if not had_text and self._has_text:
             self._expects_text = self._text.is_plain_text
         return deltas
+
+    def read_texts(self, data: Sequence[bytes]) -> list[Delta]:
+        deltas: list[Delta] = []
+        if not self._expects_text:
+            return deltas
+        # Local names, because this loop runs for every token.
+        decode, text_delta, written = decode_plain_chunk, Text, self._written
+        try:
+            for each in data:
+                chunk = decode(each)
+                if chunk.usage is not None:
+                    self._usage = parse_usage(chunk.usage) or self._usage
+                text = chunk.choices[0].delta.content
+                written.append(text)
+                deltas.append(text_delta(text))
+        except _UNREADABLE:
+            self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
+        return deltas
+
+    def _read_start(self, data: bytes) -> Sequence[Delta] | None:
+        """Return the deltas of a first chunk, until the text begins. None: another method must read the chunk."""
+        try:
+            chunk = decode_start_chunk(data)
+        except _UNREADABLE:
+            self._expects_start = False
+            return None
+        text = chunk.choices[0].delta.content
+        if text and not self._text.begin(text):
+            self._expects_start = False
+            return None
+        if chunk.usage is not None:
+            self._usage = parse_usage(chunk.usage) or self._usage
+        deltas: Sequence[Delta] = ()
+        if text:
+            self._expects_start, self._expects_text, self._has_text = False, True, True
+            self._written.append(text)
+            deltas = (Text(text),)
+        return deltas if self._served_model is None else self._announce(self._served_model, chunk, deltas)
 
     def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
         if not self._expects_answer:
@@ -171,20 +222,31 @@ class ChatReader(PlainAnswerReader):
         return self._finish()
 
     def _decode(self, data: bytes, *, named_error: bool) -> ChatChunk:
-        try:
-            chunk = decode_chunk(data)
-            if not named_error and not chunk.is_error():
+        if not named_error:
+            chunk: ChatChunk | None
+            try:
+                chunk = decode_chunk(data)
+            except _UNREADABLE:
+                chunk = None if is_error_payload(decode_json_or_text(data)) else self._decode_damaged(data)
+            if chunk is not None and not chunk.is_error():
                 return chunk
-        except _UNREADABLE:
-            if not named_error and not is_error_payload(decode_json_or_text(data)):
-                raise UpstreamError("The upstream sent data that is not a Chat Completions chunk.") from None
         raise map_error_payload(decode_json_or_text(data), secrets=self._secrets)
+
+    def _decode_damaged(self, data: bytes) -> ChatChunk:
+        try:
+            return decode_damaged_chunk(data)
+        except (ValueError, *_UNREADABLE):
+            if self.is_complete:  # data after the end of an answer, such as another end marker
+                return ChatChunk()
+            raise UpstreamError("The upstream sent data that is not a Chat Completions chunk.") from None
 
     # Content
 
     def _read_choice(self, choice: Choice) -> Sequence[Delta]:
         if choice.error:
             raise map_error_payload({"error": choice.error}, secrets=self._secrets)
+        if choice.usage is not None:  # Moonshot sends it here
+            self._usage = parse_usage(choice.usage) or self._usage
         message_delta, full, finish_reason = choice.delta, choice.message, choice.finish_reason
         if full is not None and not self._written:
             message_delta, full = full, None
@@ -196,17 +258,22 @@ class ChatReader(PlainAnswerReader):
             deltas += self._record(self._read_message(message_delta, parse_logprobs(tokens)))
         if full is not None and (message_delta is None or choice.finish_reason):
             deltas += self._record(self._add_missing(full))
-        if finish_reason:
-            self._reason = parse_finish_reason(finish_reason)
-            if self._reason is None:
-                reason = describe_value(finish_reason, self._secrets)
-                raise UpstreamError(f"The upstream failed with the finish reason '{reason}'.")
-            self._calls.settle()
+        if finish_reason and is_finish_reason(finish_reason):
+            self._set_reason(finish_reason)
         return deltas
+
+    def _set_reason(self, word: str) -> None:
+        self._reason = parse_finish_reason(word)
+        if self._reason is None:
+            raise UpstreamError(f"The upstream failed with the finish reason '{describe_value(word, self._secrets)}'.")
+        self._expects_calls = announces_calls(word)
+        self._calls.settle()
 
     def _read_message(self, message: MessageDelta, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
         yield from self._read_reasoning(message)
         yield from self._read_text(message, logprobs)
+        if message.tool_calls is not None and len(message.tool_calls) > 1:
+            number_parts(message.tool_calls)
         for part in message.tool_calls or ():
             if part is not None:
                 yield from self._read_call(part)
@@ -223,16 +290,34 @@ class ChatReader(PlainAnswerReader):
             annotation = parse_annotation(payload)
             if annotation is not None:
                 yield from self._emit(Annotate(annotation))
+        for payload in _as_list(message.images):
+            yield from self._read_image(payload)
+
+    def _read_image(self, payload: Any) -> Iterator[Delta]:
+        """Yield a generated image as an item. The address of one that is not sent itself is text."""
+        image = parse_image(payload)
+        if isinstance(image, str):
+            for delta in self._text.write(image, ()):
+                yield from self._emit(delta)
+        elif image is not None:
+            self._has_images = True
+            yield from self._emit_item(WholeItem(image))
 
     def _add_missing(self, message: MessageDelta) -> Iterator[Delta]:
         """Yield the deltas that the whole message adds: some servers repeat it at the end, or send calls only there."""
+        had_images = self._has_images
         if not self._has_text:
-            yield from self._read_text(message, ())
+            for delta in self._read_text(message, ()):
+                if not had_images or not isinstance(delta, WholeItem):
+                    yield delta
+        elif not had_images:
+            for payload in _as_list(message.images):
+                yield from self._read_image(payload)
         parts = [part for part in message.tool_calls or () if part is not None]
         if message.function_call is not None:
             parts.append(ToolCallDelta(function=message.function_call))
         for call in self._calls.add_missing(parts):
-            yield from self._emit_call(call)
+            yield from self._emit_item(call)
 
     def _emit(self, delta: Delta) -> Iterator[Delta]:
         """Emit a delta. If it ends the reasoning, the opaque state is emitted before it."""
@@ -251,8 +336,10 @@ class ChatReader(PlainAnswerReader):
                 self._state.add_detail(detail)
         deltas = list(_parse_details(details))
         if not deltas:
-            text = message.reasoning_content or message.reasoning  # some servers send both
-            deltas = [Reasoning(text)] if isinstance(text, str) and text else []
+            # Some servers send two of them, with the same text.
+            field = message.reasoning_content or message.reasoning or message.reasoning_text or message.thinking
+            text = _join_texts(field)
+            deltas = [Reasoning(text)] if text else []
         if deltas:
             self._text.pause()
         yield from deltas
@@ -265,6 +352,8 @@ class ChatReader(PlainAnswerReader):
             if isinstance(part, Mapping) and part.get("type") == "thinking":
                 self._text.pause()
                 yield Reasoning(_join_texts(part.get("thinking")))
+            elif isinstance(part, Mapping) and part.get("type") == "image_url":
+                yield from self._read_image(part)
             elif text := _join_texts([part]):
                 yield from self._text.write(text, ())
 
@@ -275,12 +364,13 @@ class ChatReader(PlainAnswerReader):
             if call_id is not None:
                 self._state.calls[call_id] = part.extra_content
         if call is not None:
-            yield from self._emit_call(call)
+            yield from self._emit_item(call)
 
-    def _emit_call(self, call: ToolCall) -> Iterator[Delta]:
+    def _emit_item(self, delta: ToolCall | WholeItem) -> Iterator[Delta]:
+        """Emit a delta that ends the open text."""
         yield from self._text.flush()
         self._text.pause()
-        yield from self._emit(call)
+        yield from self._emit(delta)
 
     def _record(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """Record the text of the deltas for the usage estimate."""
@@ -290,6 +380,8 @@ class ChatReader(PlainAnswerReader):
             elif isinstance(delta, Text | Reasoning | ReasoningSummary | Refusal):
                 self._written.append(delta.text)
                 self._has_text = self._has_text or isinstance(delta, Text | Refusal)
+            elif isinstance(delta, WholeItem):
+                self._written.append("")  # the answer is not empty
             yield delta
 
     # End
@@ -297,6 +389,8 @@ class ChatReader(PlainAnswerReader):
     def _finish(self) -> Sequence[Delta]:
         if self._reason is None and not self._written:
             raise UpstreamError("The upstream ended the answer without any content.")
+        if self._expects_calls and not self._written:
+            raise UpstreamError("The upstream announced tool calls but sent none.")
         deltas: list[Delta] = [*self._text.close(alone=not self._written)]
         if self._reason in (None, "stop"):
             deltas += self._calls.fill_empty()

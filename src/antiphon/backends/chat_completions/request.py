@@ -1,5 +1,7 @@
 """Translation of a turn to the body of a Chat Completions request."""
 
+from operator import attrgetter
+
 from msgspec import Raw
 
 from antiphon.backends.base import Turn, list_hint_parameters
@@ -13,6 +15,8 @@ from antiphon.protocol.tools import FunctionChoice, FunctionTool, Tools
 
 # Parameters with the same name in both APIs. `store` is left out: Antiphon stores the state.
 _SAME_NAMES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_get_same_names = attrgetter(*_SAME_NAMES)
+_NONE_SET = (None,) * len(_SAME_NAMES)
 
 
 def make_body(turn: Turn, quirks: Quirks, *, stream: bool = True) -> JsonObject:
@@ -23,10 +27,9 @@ def make_body(turn: Turn, quirks: Quirks, *, stream: bool = True) -> JsonObject:
         body["stream_options"] = {"include_usage": True}
     if request.tools:
         _add_tools(body, request, request.tools, quirks)
-    for name in _SAME_NAMES:
-        value = getattr(request, name)
-        if value is not None:
-            body[name] = value
+    values = _get_same_names(request)
+    if values != _NONE_SET:
+        body |= {name: value for name, value in zip(_SAME_NAMES, values, strict=True) if value is not None}
     if request.max_output_tokens is not None:
         body[quirks.max_tokens_field] = request.max_output_tokens
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):

@@ -106,6 +106,15 @@ class TextStream:
         """Return True if the next piece continues the open text, whatever it contains."""
         return self._is_open and self._splitter is None
 
+    def begin(self, text: str) -> bool:
+        """Open the text with its first piece. Return False, and do nothing, if only `write` can tell if it is text."""
+        visible = text.lstrip()
+        if not visible or visible[0] == OPENING[0]:
+            return False
+        self._splitter = None
+        self._is_open = True
+        return True
+
     def write(self, text: str, logprobs: tuple[LogProb, ...]) -> Iterator[Text | Reasoning]:
         """Return the deltas of the next piece of content."""
         if self.is_plain_text:

@@ -1,13 +1,18 @@
 """Structs of Chat Completions answers, in the variants that servers send. Fields that vary too much have type Any."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from antiphon.protocol.content import Annotation, UrlCitation
+from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import Reasoning
 from antiphon.protocol.unions import Unknown
+
+_DATA_URL = re.compile(r"data:image/([\w.+-]+);base64,", re.IGNORECASE)
 
 
 class Function(msgspec.Struct, gc=False):
@@ -30,11 +35,14 @@ class MessageDelta(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     reasoning_content: Any = None
     reasoning: Any = None
+    reasoning_text: Any = None
+    thinking: Any = None
     reasoning_details: Any = None
     refusal: Any = None
     tool_calls: list[ToolCallDelta | None] | None = None
     function_call: Function | None = None
     annotations: Any = None
+    images: Any = None
 
 
 def number_calls(message: MessageDelta) -> None:
@@ -44,6 +52,14 @@ def number_calls(message: MessageDelta) -> None:
             call.index = index
 
 
+def number_parts(parts: Sequence[ToolCallDelta | None]) -> None:
+    """Give parts that have neither an index nor an id their position: each belongs to another call."""
+    if all(part is None or (part.index is None and not part.id) for part in parts):
+        for position, part in enumerate(parts):
+            if part is not None:
+                part.index = position
+
+
 class Choice(msgspec.Struct, gc=False):
     index: int | None = None
     delta: MessageDelta | None = None
@@ -51,6 +67,7 @@ class Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     logprobs: Any = None
     error: Any = None
+    usage: Any = None
 
 
 class ChatChunk(msgspec.Struct, gc=False):
@@ -80,11 +97,14 @@ class PlainDelta(MessageDelta, kw_only=True, gc=False):
     content: Annotated[str, msgspec.Meta(min_length=1)]
     reasoning_content: _Empty = None
     reasoning: _Empty = None
+    reasoning_text: _Empty = None
+    thinking: _Empty = None
     reasoning_details: _Empty = None
     refusal: _Empty = None
     tool_calls: Annotated[list[ToolCallDelta | None], msgspec.Meta(max_length=0)] | None = None
     function_call: None = None
     annotations: _Empty = None
+    images: _Empty = None
 
 
 class PlainChoice(Choice, kw_only=True, gc=False):
@@ -94,6 +114,7 @@ class PlainChoice(Choice, kw_only=True, gc=False):
     finish_reason: None = None
     logprobs: None = None
     error: None = None
+    usage: None = None
 
 
 class PlainChunk(ChatChunk, kw_only=True, gc=False):
@@ -105,6 +126,22 @@ class PlainChunk(ChatChunk, kw_only=True, gc=False):
     object: Literal["chat.completion.chunk"] | None = None
 
 
+class StartDelta(PlainDelta, kw_only=True, gc=False):
+    """The start of an answer: the role, or the first part of the text."""
+
+    content: str | None = None  # type: ignore[assignment]  # the part with the role has no text
+
+
+class StartChoice(PlainChoice, kw_only=True, gc=False):
+    delta: StartDelta
+
+
+class StartChunk(PlainChunk, kw_only=True, gc=False):
+    """A first chunk without anything but text. Every value of it is a valid `ChatChunk`, too."""
+
+    choices: tuple[StartChoice]
+
+
 class PlainWholeChoice(Choice, kw_only=True, gc=False):
     message: PlainDelta
     finish_reason: Literal["stop"]
@@ -112,6 +149,7 @@ class PlainWholeChoice(Choice, kw_only=True, gc=False):
     delta: None = None
     logprobs: None = None
     error: None = None
+    usage: None = None
 
 
 class PlainWhole(ChatChunk, kw_only=True, gc=False):
@@ -125,7 +163,34 @@ class PlainWhole(ChatChunk, kw_only=True, gc=False):
 
 decode_chunk = msgspec.json.Decoder(ChatChunk).decode
 decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode
+decode_start_chunk = msgspec.json.Decoder(StartChunk).decode
 decode_plain_answer = msgspec.json.Decoder(PlainWhole).decode
+
+
+def decode_damaged_chunk(data: bytes) -> ChatChunk:
+    """Decode a chunk that is not valid JSON, or has numbers in strings. Raise ValueError or msgspec.ValidationError.
+
+    NaN and infinity become null, and control characters in strings are kept. Arguments of calls are never changed.
+    """
+    constants: list[str] = []
+    payload = json.loads(data.decode(), strict=False, parse_constant=constants.append)
+    if isinstance(payload, dict) and isinstance(payload.get("choices"), list):
+        payload["choices"] = [choice for choice in payload["choices"] if choice is not None]
+    chunk = msgspec.convert(payload, ChatChunk, strict=False)
+    if constants and _has_decoded_arguments(chunk):
+        raise ValueError(f"The arguments of a call may contain {constants[0]}.")
+    return chunk
+
+
+def _has_decoded_arguments(chunk: ChatChunk) -> bool:
+    """Return True if a call has arguments that are no text."""
+    for choice in chunk.choices or ():
+        for message in (choice.delta, choice.message):
+            if message is not None:
+                calls = [call.function for call in message.tool_calls or () if call is not None]
+                if any(each and isinstance(each.arguments, dict | list) for each in (*calls, message.function_call)):
+                    return True
+    return False
 
 
 def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
@@ -139,15 +204,33 @@ def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
     return UrlCitation(cited["url"], str(cited.get("title") or ""), start, end)
 
 
+def parse_image(payload: Any) -> ImageGenerationCall | str | None:
+    """Return a generated image as an output item, or its address if it is not a data URL. Return None for no image."""
+    image = payload.get("image_url") if isinstance(payload, Mapping) else None
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str) or not url:
+        return None
+    found = _DATA_URL.match(url)
+    if found is None:
+        return url
+    return ImageGenerationCall("", "completed", result=url[found.end() :], output_format=found[1].lower())
+
+
 def _parse_index(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
 FinishReason = Literal["stop", "length", "content_filter"]
 
-_LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length"}
-_FILTERED = {"content_filter", "safety", "recitation", "sensitive", "blocklist", "prohibited_content"}
+# Words of OpenAI, Mistral, Gemini, GLM, DeepSeek, vLLM, Bedrock and Anthropic, the latter behind gateways.
+_LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+_FILTERED = {
+    *("content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive"),
+    *("safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    *("image_safety", "image_recitation", "image_prohibited_content"),
+}
 _BROKEN = {"error", "abort", "cancelled", "network_error", "insufficient_system_resource"}
+_CALLED = {"tool_calls", "function_call", "tool_use"}
 
 
 def parse_finish_reason(word: str) -> FinishReason | None:
@@ -157,7 +240,18 @@ def parse_finish_reason(word: str) -> FinishReason | None:
         return None
     if word in _LENGTH:
         return "length"
-    return "content_filter" if word in _FILTERED else "stop"
+    # Gemini may append its own word: `content_filter: PROHIBITED_CONTENT`.
+    return "content_filter" if word.partition(":")[0] in _FILTERED else "stop"
+
+
+def is_finish_reason(word: str | None) -> bool:
+    """Return True if a `finish_reason` is given. Some servers send the word `null` until the end."""
+    return bool(word) and word != "null"
+
+
+def announces_calls(word: str) -> bool:
+    """Return True if a `finish_reason` means that the answer has tool calls."""
+    return word.lower() in _CALLED
 
 
 _GROWING = ("text", "summary", "data")

@@ -1,7 +1,7 @@
 """The embedded backend: a small model in this process, without a key or a network connection."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -126,7 +126,7 @@ class EmbeddedBackend:
         )
         grammar = build_grammar(rules, forbid_calls=forbid_calls)
         if grammar is not None and (turn.is_suspect or not rules.is_simple):
-            await self._try_grammars(grammar, rules, turn)
+            await self._try_grammar(grammar, rules, turn)
         sampling = _make_sampling(turn.request)
         if turn.response_id:
             sampling["seed"] = _derive_seed(turn.response_id)
@@ -140,7 +140,7 @@ class EmbeddedBackend:
         slot = await self.queue.acquire(turn.project, background=turn.background, weight=len(prompt) + room)
         try:
             if grammar is not None:
-                await self._check_grammar(grammar, rules)
+                await self._probe_grammar(grammar, rules)
             run = _TurnRun(self._llama, slot, batch=1 if turn.streamed else _UNSTREAMED_BATCH)
             if rules.may_call and rules.may_answer and len(prompt) + _DECISION_ROOM <= self._window:
                 return _Answer(run, decision=CallDecision(turn, rules, body, examples=self._tool_examples))
@@ -166,54 +166,23 @@ class EmbeddedBackend:
                 param="input",
             ) from None
 
-    async def _try_grammars(self, grammar: str, rules: OutputRules, turn: Turn) -> None:
+    async def _try_grammar(self, grammar: str, rules: OutputRules, turn: Turn) -> None:
         """Compile the grammar in a process of its own. Raises InvalidRequest if that fails or takes too much."""
-        fault = await self._try_grammar(grammar, turn)
-        if fault is None:
-            return
-        parts = {path: build_schema_grammar(schema) for path, schema in rules.schemas.items()}
-        parts |= {path: build_input_grammar(input_rules) for path, input_rules in rules.grammars.items()}
-        if len(parts) > 1:
-            for path, part in parts.items():
-                if (part_fault := await self._try_grammar(part, turn)) is not None:
-                    raise _make_grammar_error(part_fault, path, is_schema=path in rules.schemas)
-            param = "tools" if rules.may_call else "text.format"
-            raise InvalidRequest(
-                f"The embedded model cannot enforce all tools and the format together: {fault}",
-                param=param,
-                code="unsupported_schema",
+
+        async def find_fault(tried: str) -> str | None:
+            return await self._trial.find_fault(
+                "lark", tried, turn.grammar_limits, project=turn.project, is_repeated=turn.is_suspect
             )
-        for path in parts:
-            raise _make_grammar_error(fault, path, is_schema=path in rules.schemas)
-        raise InvalidRequest(f"The embedded model cannot enforce the output format: {fault}", code="unsupported_schema")
 
-    async def _try_grammar(self, grammar: str, turn: Turn) -> str | None:
-        return await self._trial.find_fault(
-            "lark", grammar, turn.grammar_limits, project=turn.project, is_repeated=turn.is_suspect
-        )
+        await _check_grammar(grammar, rules, find_fault)
 
-    async def _check_grammar(self, grammar: str, rules: OutputRules) -> None:
-        if await self._llama.accepts_grammar(grammar):
-            return
-        for path, schema in rules.schemas.items():
-            if not await self._llama.accepts_grammar(build_schema_grammar(schema)):
-                raise InvalidRequest(
-                    "The embedded model cannot enforce this schema: its grammar compiler rejects it.",
-                    param=path,
-                    code="unsupported_schema",
-                )
-        for path, input_rules in rules.grammars.items():
-            if not await self._llama.accepts_grammar(build_input_grammar(input_rules)):
-                raise InvalidRequest(
-                    "The embedded model cannot enforce this grammar: the grammar compiler rejects it.",
-                    param=path,
-                    code="unsupported_grammar",
-                )
-        raise InvalidRequest(
-            "The embedded model cannot enforce all tools and the format together: the combined grammar is too large.",
-            param="tools" if rules.may_call else "text.format",
-            code="unsupported_schema",
-        )
+    async def _probe_grammar(self, grammar: str, rules: OutputRules) -> None:
+        """Raise InvalidRequest if the model ignores the grammar, because it does not compile here."""
+
+        async def find_fault(probed: str) -> str | None:
+            return None if await self._llama.accepts_grammar(probed) else "the grammar compiler rejects it."
+
+        await _check_grammar(grammar, rules, find_fault)
 
 
 class _TurnRun:
@@ -327,10 +296,24 @@ class _Answer:
         self._run.close()
 
 
-def _make_grammar_error(fault: str, path: str, *, is_schema: bool) -> InvalidRequest:
-    kind = "schema" if is_schema else "grammar"
-    message = f"The embedded model cannot enforce this {kind}: {fault}"
-    return InvalidRequest(message, param=path, code=f"unsupported_{kind}")
+async def _check_grammar(grammar: str, rules: OutputRules, find_fault: Callable[[str], Awaitable[str | None]]) -> None:
+    """Raise InvalidRequest if the grammar has a fault. The error names the schema or grammar that causes it."""
+    fault = await find_fault(grammar)
+    if fault is None:
+        return
+    parts = {path: (build_schema_grammar(schema), "schema") for path, schema in rules.schemas.items()}
+    parts |= {path: (build_input_grammar(lark), "grammar") for path, lark in rules.grammars.items()}
+    for path, (part, kind) in parts.items():
+        # A fault may take seconds to find. That of the only part is known.
+        part_fault = fault if len(parts) == 1 else await find_fault(part)
+        if part_fault is not None:
+            raise _make_grammar_error(f"this {kind}: {part_fault}", path, code=f"unsupported_{kind}")
+    param = "tools" if rules.may_call else "text.format"
+    raise _make_grammar_error(f"all tools and the format together: {fault}", param, code="unsupported_schema")
+
+
+def _make_grammar_error(subject: str, path: str, *, code: str) -> InvalidRequest:
+    return InvalidRequest(f"The embedded model cannot enforce {subject}", param=path, code=code)
 
 
 def _load_vocabulary(weights: Path) -> Vocabulary:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from antiphon.backends.embedded.schema import JsonSchema, translate_schema
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import UnsupportedTool
 from antiphon.grammars.schema_check import SchemaCheck, count_values
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat

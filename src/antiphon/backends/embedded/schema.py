@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import InvalidRequest
 from antiphon.grammars.references import Pointer, References
 from antiphon.grammars.schema_check import ParamPath, SchemaCheck, get_count_limit, join_path, read_count

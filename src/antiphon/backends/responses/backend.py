@@ -2,11 +2,12 @@
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from antiphon import offload
 from antiphon.backends.base import ALL_CAPABILITIES, Turn, read_options
@@ -19,11 +20,14 @@ from antiphon.backends.responses.unsupported_fields import (
     find_rejected_field,
 )
 from antiphon.backends.responses.upstream_state import UpstreamState, hash_prefixes
+from antiphon.backends.responses.wire import read_item
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Deltas
 from antiphon.upstream.fields import ServedModel
+from antiphon.upstream.usage import estimate_output_usage
 
 _REJECTIONS: dict[RejectedField, str] = {
     "reasoning": "the model does not support 'reasoning'",
@@ -56,10 +60,12 @@ class ResponsesBackend(UpstreamBackend):
     async def stream(self, turn: Turn) -> Deltas:
         stripped = self._unsupported.strip(turn)
         previous = await self._find_previous(stripped)
+        # Only a large input is estimated now: later it would block the event loop.
+        input_tokens = await self.estimate_input(turn) if offload.is_large() else None
         omitted: set[RejectedField] = set()
         while True:
             try:
-                return await self._send(stripped, previous)
+                return await self._send(stripped, previous, input_tokens)
             except InvalidRequest as error:
                 if self._is_lost(error, previous):
                     previous = None
@@ -88,8 +94,15 @@ class ResponsesBackend(UpstreamBackend):
             self._state.forget(previous)
         return is_lost
 
-    async def _send(self, stripped: StrippedTurn, previous: PreviousResponse | None) -> Deltas:
-        on_completed = functools.partial(self._state.add, stripped.turn) if self._state is not None else None
+    def _send(
+        self, stripped: StrippedTurn, previous: PreviousResponse | None, input_tokens: int | None
+    ) -> Awaitable[Deltas]:
+        turn = stripped.turn
+        on_completed = functools.partial(self._state.add, turn) if self._state is not None else None
+
+        def estimate(output: Sequence[Raw]) -> Usage:
+            fields = map(read_item, output)
+            return estimate_output_usage(turn.request, turn.items, fields, input_tokens=input_tokens)
 
         def make_reader() -> ResponsesReader:
             served_model = ServedModel(self.upstream.name, stripped.model or "")
@@ -97,16 +110,17 @@ class ResponsesBackend(UpstreamBackend):
                 secrets=self.upstream.secrets,
                 on_completed=on_completed,
                 served_model=served_model,
-                limits=stripped.turn.limits,
+                estimate=estimate,
+                limits=turn.limits,
             )
 
         def write(*, stream: bool) -> tuple[bytes, Mapping[str, str]]:
-            request = self._writer.write(stripped.turn, previous, can_encrypt=stripped.can_encrypt, stream=stream)
+            request = self._writer.write(turn, previous, can_encrypt=stripped.can_encrypt, stream=stream)
             for warning in request.warnings:
                 logger.warning("backend %s: %s", self.upstream.name, warning)
             return request.body, request.headers
 
-        return await self.send(stripped.turn, "/responses", write, make_reader)
+        return self.send(turn, "/responses", write, make_reader)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/responses/input_tokens", turn, self._write_count_request)

@@ -98,7 +98,7 @@ def write_format(text_format: Format) -> dict[str, Any]:
 
 
 def validate(request: ResponsesApiRequest) -> None:
-    """Raise InvalidRequest, served_model the field, if no server could accept the request."""
+    """Raise InvalidRequest, which names the field, if no server could accept the request."""
     if not request.instructions and not request.input:
         raise MissingParameter("Either input or instructions is required.", param="input")
     _check_types(request.input, "input")

@@ -37,6 +37,8 @@ _EXPRESSIBLE = {
     "custom_tool_call": frozenset({"type", "id", "status", "call_id", "name", "input", "namespace"}),
 }
 _EXPRESSIBLE_PARTS = {"message": ("output_text", "refusal"), "reasoning": ("reasoning_text",)}
+# Texts of an item with more parts are not compared: an upstream could make that expensive.
+_MAX_COMPARED_TEXTS = 16
 _ID_PREFIXES = {"message": "msg", "reasoning": "rs"}
 
 
@@ -58,22 +60,63 @@ class UpstreamItem:
         self.is_announced = False  # the delta with a call's name has been emitted
         self.is_closed = False
         self.annotations: dict[int, int] = {}  # the number of annotations emitted, by content index
+        self.held_events: list[bytes] = []  # unknown events of the item, until it is open
         self._texts: dict[tuple[str, int], list[str]] = {}
 
     @property
     def is_empty(self) -> bool:
         return not self._texts and not self.annotations
 
+    @property
+    def is_text(self) -> bool:
+        return self.kind in ("message", "reasoning")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return True if no delta has opened the item yet. A call is opened by its name."""
+        if self.is_closed or self.kind == "passthrough":
+            return False
+        return self.is_empty if self.is_text else not self.is_announced
+
+    def take_held_events(self) -> list[Delta]:
+        """Return the deltas that forward the held events of the item, which is open now."""
+        held, self.held_events = self.held_events, []
+        key = None if self.is_text else self.key
+        return [deltas.ItemPassthrough(Unknown(event), key) for event in held]
+
     def add_text(self, field: str, index: int, text: str) -> str:
         """Record a text delta and return it."""
         self._texts.setdefault((field, index), []).append(text)
         return text
 
+    def find_index(self, field: str, index: int, whole: str, taken: set[tuple[str, int]]) -> int:
+        """Return the index that a whole text has in its deltas, and add it to `taken`. Some servers count differently.
+
+        An index that is taken, or has no deltas, stands for the first equal text that is not taken. If there is none,
+        the text is a new one.
+        """
+        is_taken = (field, index) in taken
+        if (is_taken or (field, index) not in self._texts) and len(self._texts) <= _MAX_COMPARED_TEXTS:
+            others = [key for key in self._texts if key[0] == field and key not in taken]
+            unused = 1 + max(key[1] for key in (*self._texts, *taken)) if is_taken else index
+            index = next((key[1] for key in others if self._join_text(key) == whole), unused)
+        taken.add((field, index))
+        return index
+
+    def _join_text(self, key: tuple[str, int]) -> str:
+        """Return a recorded text. Its deltas are joined once, not again for each repeated event."""
+        text = "".join(self._texts.get(key, ()))
+        if text:
+            self._texts[key] = [text]
+        return text
+
+    def join_texts(self) -> str:
+        """Return all texts of the item so far."""
+        return "".join(map(self._join_text, tuple(self._texts)))
+
     def add_missing_text(self, field: str, index: int, whole: str) -> str:
         """Record and return the end of a whole text that no delta had: servers omit deltas."""
-        known = "".join(self._texts.get((field, index), ()))
-        if known:
-            self._texts[field, index] = [known]  # so that it is not joined again for each repeated event
+        known = self._join_text((field, index))
         rest = whole[len(known) :] if whole.startswith(known) else ""
         return self.add_text(field, index, rest) if rest else ""
 
@@ -222,16 +265,20 @@ class ItemCompleter:
             return [deltas.CloseItem(item.key, decode_output_item(bytes(raw)))]
         if item.kind in ("function_call", "custom_tool_call"):
             emitted = self.announce_call(fields) + self.complete_call(fields)
+            is_cut_off = fields.get("status") == "incomplete"
+            if item.kind == "function_call" and not item.join_texts() and not is_cut_off:
+                emitted.append(deltas.ToolCall(item.key, "{}"))  # clients expect an object
             return emitted + self._emit_close(fields, item.key)
         return self._close_text_item(raw, fields)
 
     def _close_text_item(self, raw: Raw, fields: dict[str, Any]) -> list[Delta]:
         item, current = self._item, self._current
         emitted: list[Delta] = []
+        taken: set[tuple[str, int]] = set()
         for index, part in enumerate(wire.list_objects(fields.get("summary"))):
-            emitted += self.complete_summary(index, part.get("text"))
+            emitted += self.complete_summary(index, part.get("text"), taken)
         for index, part in enumerate(wire.list_objects(fields.get("content"))):
-            emitted += self.complete_part(index, part)
+            emitted += self.complete_part(index, part, taken)
         seal = fields.get("encrypted_content")
         if item.is_empty and not seal:
             return self._emit_whole(raw)
@@ -239,10 +286,12 @@ class ItemCompleter:
         is_closed_already = current.item is not item and not item.is_empty
         if item.kind == "reasoning" and seal and not is_closed_already:
             emitted += current.switch_to(item)
+            if item.held_events:
+                emitted += [deltas.ReasoningSeal(""), *item.take_held_events()]
             sealed = deltas.ReasoningSeal(wire.read_text(seal), wire.read_text(fields.get("id")))
             emitted += [*self._emit_amendments(fields, None), sealed]
         elif current.item is item:
-            emitted += self._emit_close(fields, None)
+            emitted += [*item.take_held_events(), *self._emit_close(fields, None)]
         if current.item is item:
             current.clear()
         return emitted
@@ -251,11 +300,11 @@ class ItemCompleter:
         """Emit an item without content as a whole: no text delta can create it."""
         item = decode_output_item(bytes(raw))
         self._current.clear()
-        if isinstance(item, Message | Reasoning):
+        if isinstance(item, Message | Reasoning) and not self._item.held_events:
             return [deltas.WholeItem(msgspec.structs.replace(item, id=None))]
-        assert isinstance(item, Unknown)
         key = self._item.key
-        return [deltas.OpenItem(key, item, _ID_PREFIXES[self._item.kind]), deltas.CloseItem(key, item)]
+        held = [deltas.ItemPassthrough(Unknown(event), key) for event in self._item.held_events]
+        return [deltas.OpenItem(key, item, _ID_PREFIXES[self._item.kind]), *held, deltas.CloseItem(key, item)]
 
     def _emit_close(self, fields: dict[str, Any], key: int | None) -> list[Delta]:
         ending: Literal["completed", "incomplete"]
@@ -277,18 +326,19 @@ class ItemCompleter:
 
     # Content and summary parts
 
-    def complete_part(self, index: int, part: dict[str, Any]) -> list[Delta]:
+    def complete_part(self, index: int, part: dict[str, Any], taken: set[tuple[str, int]] | None = None) -> list[Delta]:
+        """Emit the end of a part that no delta had. `taken` are the texts that other parts of the item stand for."""
         item, current = self._item, self._current
-        if item.kind == "reasoning":
-            rest = item.add_missing_text("text", index, wire.read_text(part.get("text")))
-            return [*current.switch_to(item, index), deltas.Reasoning(rest)] if rest else []
-        if part.get("type") == "refusal":
-            rest = item.add_missing_text("refusal", index, wire.read_text(part.get("refusal")))
-            return [*current.switch_to(item, index), deltas.Refusal(rest)] if rest else []
-        if part.get("type") != "output_text":
+        field = "refusal" if item.kind == "message" and part.get("type") == "refusal" else "text"
+        if item.kind == "message" and part.get("type") not in _EXPRESSIBLE_PARTS["message"]:
             return []
-        whole = wire.read_text(part.get("text"))
-        rest = item.add_missing_text("text", index, whole)
+        whole = wire.read_text(part.get(field))
+        index = item.find_index(field, index, whole, set() if taken is None else taken)
+        rest = item.add_missing_text(field, index, whole)
+        if item.kind == "reasoning":
+            return [*current.switch_to(item, index), deltas.Reasoning(rest)] if rest else []
+        if field == "refusal":
+            return [*current.switch_to(item, index), deltas.Refusal(rest)] if rest else []
         emitted: list[Delta] = []
         if rest:
             logprobs = parse_logprobs(part.get("logprobs")) if rest == whole else ()
@@ -304,8 +354,10 @@ class ItemCompleter:
         emitted = [deltas.Annotate(wire.read_annotation(each)) for each in missing]
         return [*self._current.switch_to(item, index), *emitted]
 
-    def complete_summary(self, index: int, text: Any) -> list[Delta]:
-        rest = self._item.add_missing_text("summary", index, wire.read_text(text))
+    def complete_summary(self, index: int, text: Any, taken: set[tuple[str, int]] | None = None) -> list[Delta]:
+        whole = wire.read_text(text)
+        index = self._item.find_index("summary", index, whole, set() if taken is None else taken)
+        rest = self._item.add_missing_text("summary", index, whole)
         return [*self._current.switch_to(self._item), deltas.ReasoningSummary(rest, index)] if rest else []
 
     # Calls
@@ -319,7 +371,8 @@ class ItemCompleter:
         item.is_announced, item.call_id = True, fields.get("call_id")
         self._current.clear()
         make = deltas.ToolCall if item.kind == "function_call" else deltas.CustomToolCall
-        return [make(item.key, "", name, wire.read_name(item.call_id), wire.read_name(fields.get("namespace")))]
+        call = make(item.key, "", name, wire.read_name(item.call_id), wire.read_name(fields.get("namespace")))
+        return [call, *item.take_held_events()]
 
     def complete_call(self, fields: dict[str, Any]) -> list[Delta]:
         item = self._item

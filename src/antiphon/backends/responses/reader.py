@@ -7,6 +7,7 @@ their own events, with new ids. Unknown events pass through unchanged.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 from msgspec import Raw
 
 from antiphon.backends.responses import wire
@@ -19,12 +20,14 @@ from antiphon.backends.responses.item_tracking import (
     find_kind,
 )
 from antiphon.errors import UpstreamError
+from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.passthrough import decode_output_item, get_id_prefix
 from antiphon.stream.sse import SseMessage
+from antiphon.upstream.delta_stream import PlainAnswerReader
 from antiphon.upstream.error_mapping import (
     decode_json_or_text,
     describe_value,
@@ -36,20 +39,22 @@ from antiphon.upstream.usage import parse_usage
 
 DONE = b"[DONE]"
 _DEFAULT_LIMITS = AnswerLimits()
-# Limits for events that wait for their item. Later ones are forwarded at once.
-_MAX_UNMATCHED = 1000
-_MAX_UNMATCHED_SIZE = 16 * 1024 * 1024
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# Limits for the events of an answer that wait for their item. Later ones are dropped.
+_MAX_HELD = 1000
+_MAX_HELD_SIZE = 16 * 1024 * 1024
 _KEEPALIVES = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})
 _LENGTH_REASONS = (None, "max_output_tokens", "max_tokens", "length")
 
 OnCompleted = Callable[[str, Sequence[Raw]], None]
 
 
-class ResponsesReader:
+class ResponsesReader(PlainAnswerReader):
     """Reads one answer.
 
     `on_completed` is called with the id and output of a completed response. `served_model` records the name of the
-    model that answers. An answer with more items than `limits` permit is an error.
+    model that answers. `estimate` returns the usage for the output if the server sends none. An answer with more items
+    than `limits` permit is an error.
     """
 
     is_complete = False  # the terminal event is the last one, so there is nothing to read after it
@@ -60,27 +65,52 @@ class ResponsesReader:
         secrets: Collection[str] = (),
         on_completed: OnCompleted | None = None,
         served_model: ServedModel | None = None,
+        estimate: Callable[[Sequence[Raw]], Usage] | None = None,
         limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
         self._limits = limits
         self._served_model = served_model
+        self._estimate = estimate
         self._secrets = secrets
         self._on_completed = on_completed
         self._response_id = ""
         self._items = UpstreamItems(limits)
         self._current = CurrentItem()
         self._unmatched: list[tuple[wire.UpstreamEvent, bytes]] = []
-        self._unmatched_size = 0
+        self._held_count = self._held_size = 0
         self._done_items: list[Raw] = []
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
         emitted = self._read(message)
+        if self._held_count and emitted and self._current.item is not None:
+            emitted = [*emitted, *self._current.item.take_held_events()]
         served_model = self._served_model
         if served_model is None or not emitted:
             return emitted
         self._served_model = None
         return served_model.announce(emitted)
+
+    def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
+        if self._on_completed is not None or not self._limits.max_answer_items:
+            return ()
+        try:
+            response = wire.decode_plain_response(body)
+        except _UNREADABLE:
+            return ()
+        usage = parse_usage(response.usage)
+        if usage is None:
+            return ()
+        self.finished = True
+        emitted: list[Delta] = [
+            deltas.Text(response.output[0].content[0].text),
+            deltas.TokenUsage(usage),
+            deltas.Finish(),
+        ]
+        if self._served_model is None:
+            return emitted
+        self._served_model.observe(response.model)
+        return self._served_model.announce(emitted)
 
     def _read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data == DONE:
@@ -88,7 +118,8 @@ class ResponsesReader:
         if message.event == "error":
             raise map_error_payload(decode_json_or_text(message.data), secrets=self._secrets)
         event = wire.read_event(message.data)
-        kind = event.type = event.type if isinstance(event.type, str) else message.event or ""
+        is_typed = isinstance(event.type, str)
+        kind = event.type = event.type if is_typed else message.event or ""
         handle = self._HANDLERS.get(kind)
         if handle is not None:
             return handle(self, event)
@@ -99,7 +130,7 @@ class ResponsesReader:
             if response.status is None:
                 response.status = "incomplete" if response.incomplete_details else "completed"
             return self._finish(response)
-        if not kind or kind in _KEEPALIVES:
+        if not is_typed or not kind or kind in _KEEPALIVES:
             return ()
         return self._pass_through(event, message.data)
 
@@ -217,29 +248,28 @@ class ResponsesReader:
         item = self._items.add(find_kind(fields.get("type")), fields.get("id"), output_index)
         item.type, item.call_id, item.phase = fields.get("type"), fields.get("call_id"), fields.get("phase")
         item.has_status = fields.get("status") is not None
+        if self._unmatched:
+            self._match_events(item, fields, output_index)
         if item.kind in ("function_call", "custom_tool_call"):
             emitted = ItemCompleter(item, self._current).announce_call(fields)
         elif item.kind == "passthrough":
             opened = decode_output_item(bytes(raw))
-            emitted = [deltas.OpenItem(item.key, opened, get_id_prefix(opened))]
-            emitted += self._release_events(item, fields, output_index)
+            emitted = [deltas.OpenItem(item.key, opened, get_id_prefix(opened)), *item.take_held_events()]
             self._current.clear()
         else:
             emitted = []
         return item, emitted
 
-    def _release_events(self, item: UpstreamItem, fields: dict[str, Any], output_index: Any) -> list[Delta]:
-        """Emit the events of an item that arrived before it was announced."""
-        emitted: list[Delta] = []
+    def _match_events(self, item: UpstreamItem, fields: dict[str, Any], output_index: Any) -> None:
+        """Hold the events that arrived before their item was announced until the item is open."""
         unmatched, self._unmatched = self._unmatched, []
         for event, data in unmatched:
             if (event.item_id is not None and event.item_id == fields.get("id")) or (
                 event.output_index is not None and event.output_index == output_index
             ):
-                emitted.append(deltas.ItemPassthrough(Unknown(data), item.key))
+                item.held_events.append(data)
             else:
                 self._unmatched.append((event, data))
-        return emitted
 
     def _read_item_done(self, event: wire.UpstreamEvent) -> Sequence[Delta]:
         fields = wire.read_item(event.item)
@@ -261,15 +291,31 @@ class ResponsesReader:
         return [*announced, *ItemCompleter(item, self._current).close(raw, fields)]
 
     def _pass_through(self, event: wire.UpstreamEvent, data: bytes) -> Sequence[Delta]:
-        item = self._items.find(event.item_id, event.output_index)
-        if item is None and (event.item_id is not None or event.output_index is not None):
-            self._unmatched_size += len(data)
-            if self._unmatched_size <= _MAX_UNMATCHED_SIZE and len(self._unmatched) < _MAX_UNMATCHED:
-                self._unmatched.append((event, data))  # its item may be announced later
-                return ()
-        if item is None or (item.kind in ("message", "reasoning") and item is not self._current.item):
+        """Forward an unknown event.
+
+        An event of an item that is not open yet is held until then. After the end of its item it is dropped, because
+        clients reject it.
+        """
+        if event.item_id is None and event.output_index is None:
             return (deltas.Passthrough(Unknown(data)),)
-        return (deltas.ItemPassthrough(Unknown(data), None if item is self._current.item else item.key),)
+        item = self._items.find(event.item_id, event.output_index)
+        if item is None:
+            if self._can_hold(data):
+                self._unmatched.append((event, data))
+        elif item is self._current.item:
+            return (deltas.ItemPassthrough(Unknown(data)),)
+        elif item.is_waiting:
+            if self._can_hold(data):
+                item.held_events.append(data)
+        elif not item.is_closed and not item.is_text:
+            return (deltas.ItemPassthrough(Unknown(data), item.key),)
+        return ()
+
+    def _can_hold(self, data: bytes) -> bool:
+        """Return True, and count the event, if one more can be held."""
+        self._held_count += 1
+        self._held_size += len(data)
+        return self._held_count <= _MAX_HELD and self._held_size <= _MAX_HELD_SIZE
 
     # Responses
 
@@ -287,7 +333,7 @@ class ResponsesReader:
         response = wire.read_response(event.response)
         name = event.type.removeprefix("response.")
         if name == "failed" or response.status not in ("failed", "incomplete", "cancelled"):
-            response.status = name
+            response.status = "completed" if name == "done" else name
         return self._finish(response)
 
     def _finish(self, response: wire.UpstreamResponse) -> Sequence[Delta]:
@@ -301,6 +347,8 @@ class ResponsesReader:
             raise UpstreamError("The upstream ended its response without any output.")
         emitted = self._emit_rest(output)
         usage = parse_usage(response.usage)
+        if usage is None and self._estimate is not None:
+            usage = self._estimate(output or self._done_items or [_encode_texts(self._items)])
         if usage is not None:
             emitted.append(deltas.TokenUsage(usage))
         emitted.append(self._find_finish(response))
@@ -318,7 +366,7 @@ class ResponsesReader:
         for position, (raw, fields, item) in enumerate(zip(output, all_fields, known_items, strict=True)):
             if (item is None or not item.is_closed) and not _is_late_seal(fields, known_items[position + 1 :]):
                 emitted += self._finish_item(item, raw, fields)
-        return emitted + [deltas.Passthrough(Unknown(data)) for _, data in self._unmatched]
+        return emitted
 
     def _explain(self, response: wire.UpstreamResponse) -> Exception:
         if response.error:
@@ -347,10 +395,13 @@ class ResponsesReader:
         "response.incomplete": _read_response_ended,
         "response.failed": _read_response_ended,
         "response.cancelled": _read_response_ended,
+        "response.done": _read_response_ended,
         "response.output_item.added": _read_item_added,
         "response.output_item.done": _read_item_done,
         "response.content_part.added": _ignore,
         "response.content_part.done": _read_part_done,
+        "response.reasoning_part.added": _ignore,  # vLLM's names for parts of reasoning
+        "response.reasoning_part.done": _read_part_done,
         "response.output_text.done": _read_text_done,
         "response.output_text.annotation.added": _read_annotation,
         "response.refusal.delta": _read_refusal_delta,
@@ -370,6 +421,11 @@ class ResponsesReader:
         "response.custom_tool_call_input.delta": _read_input_delta,
         "response.custom_tool_call_input.done": _read_input_done,
     }
+
+
+def _encode_texts(items: UpstreamItems) -> Raw:
+    """Return the texts of items that were never sent whole."""
+    return Raw(msgspec.json.encode({"content": [item.join_texts() for item in items]}))
 
 
 def _is_late_seal(fields: dict[str, Any], later: Sequence[UpstreamItem | None]) -> bool:

@@ -1,7 +1,9 @@
 """Translate a turn into a request to `POST /responses`: the contract's body, plus the client's other parameters."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -45,8 +47,14 @@ _FORWARDED = (
     "access_programs",
     "client_metadata",
 )
+_get_forwarded = attrgetter(*_FORWARDED)
+_NOTHING_FORWARDED = (None,) * len(_FORWARDED)
+# The minimum of OpenAI and Open Responses. After rounds of tool calls, less may be left of the limit of a response.
+_MIN_OUTPUT_TOKENS = 16
 # OpenAI rejects these. Some clients send a zero with every request, which means the default.
 _PENALTIES = ("presence_penalty", "frequency_penalty")
+# Fields of the contract that may be unset.
+_OPTIONAL_FIELDS = ("reasoning", "prompt_cache_key", "text")
 # The fields that the token count depends on.
 _COUNTED_FIELDS = (
     "model", "instructions", "input", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text",
@@ -67,6 +75,10 @@ _TYPES_WITH_STATUS = frozenset(
     }
 )
 _TEXT_PARTS = (InputText, OutputText, Text)
+_FOREIGN_TO_ASSISTANT: frozenset[type] = frozenset({InputText, Text})
+_FOREIGN_TO_INPUT: frozenset[type] = frozenset({OutputText, Text})
+# The API rejects longer ones. Other models, and some agents, make them.
+_MAX_CALL_ID_LENGTH = 64
 
 _HEADERS = {"Accept": "application/json", "OpenAI-Beta": "responses=experimental"}
 _STREAM_HEADERS = _HEADERS | {"Accept": "text/event-stream"}
@@ -123,7 +135,8 @@ class RequestWriter:
         """
         request = turn.request
         items = turn.items if previous is None else previous.new_items
-        contract = self._make_contract(turn, items, can_encrypt=can_encrypt)
+        known_ids = () if previous is None else _find_stored_ids(items)
+        contract = self._make_contract(turn, items, can_encrypt=can_encrypt, known_ids=known_ids)
         validate(contract)
         params = self._collect_params(request, contract)
         if previous is not None:
@@ -144,13 +157,17 @@ class RequestWriter:
         fields = _merge(contract, self._collect_params(turn.request, contract), turn.request)
         return codec.encode({name: fields[name] for name in _COUNTED_FIELDS if name in fields})
 
-    def _make_contract(self, turn: Turn, items: Sequence[Item | Unknown], *, can_encrypt: bool) -> ResponsesApiRequest:
+    def _make_contract(
+        self, turn: Turn, items: Sequence[Item | Unknown], *, can_encrypt: bool, known_ids: Collection[str] = ()
+    ) -> ResponsesApiRequest:
         request, options = turn.request, self._options
         reasoning = _write_reasoning(request)
         return ResponsesApiRequest(
             model=request.model or "",
             instructions=request.instructions or "",
-            input=write_items(items, include_ids=self.is_azure, reasoning_text=options.reasoning_text),
+            input=write_items(
+                items, include_ids=self.is_azure, reasoning_text=options.reasoning_text, known_ids=known_ids
+            ),
             tools=request.tools or [],
             reasoning=reasoning,
             store=self.is_azure,
@@ -161,14 +178,19 @@ class RequestWriter:
 
     def _collect_params(self, request: CreateRequest, contract: ResponsesApiRequest) -> dict[str, Any]:
         """Return the client's parameters that are not in the contract, or differ from it."""
-        params = {name: value for name in _FORWARDED if (value := getattr(request, name)) not in (None, {})}
-        params |= {name: value for name in _PENALTIES if (value := getattr(request, name))}
+        params: dict[str, Any] = {}
+        values = _get_forwarded(request)
+        if values != _NOTHING_FORWARDED:  # most requests have few of them, many have none
+            params = {name: value for name, value in zip(_FORWARDED, values, strict=True) if value not in (None, {})}
+            if request.max_output_tokens is not None:
+                params["max_output_tokens"] = max(request.max_output_tokens, _MIN_OUTPUT_TOKENS)
+        if request.presence_penalty or request.frequency_penalty:
+            params |= {name: value for name in _PENALTIES if (value := getattr(request, name))}
         if request.tool_choice not in (None, "auto"):
             params["tool_choice"] = request.tool_choice
         if request.parallel_tool_calls:
             params["parallel_tool_calls"] = True
-        more = [each for each in request.include or () if each not in contract.include]
-        if more:
+        if request.include and (more := [each for each in request.include if each not in contract.include]):
             params["include"] = [*contract.include, *more]
         if self._options.state == "upstream":
             params["store"] = True
@@ -190,12 +212,15 @@ def list_ignored_params(request: CreateRequest, model: str) -> list[str]:
     return ["text.verbosity"] if verbosity is not None and not takes_verbosity(model) else []
 
 
-def _merge(contract: ResponsesApiRequest, params: Mapping[str, Any], request: CreateRequest) -> dict[str, Any]:
+def _merge(contract: ResponsesApiRequest, params: dict[str, Any], request: CreateRequest) -> dict[str, Any]:
     """Return the fields of the contract with the client's parameters, and without instructions if there are none."""
-    fields = {name: getattr(contract, name) for name in contract.__struct_fields__}
+    fields = msgspec.structs.asdict(contract)
     if request.instructions is None:
         del fields["instructions"]
-    return {name: value for name, value in (fields | dict(params)).items() if value is not UNSET}
+    for name in _OPTIONAL_FIELDS:
+        if fields[name] is UNSET:
+            del fields[name]
+    return fields | params
 
 
 def _write_reasoning(request: CreateRequest) -> ReasoningControls | msgspec.UnsetType:
@@ -231,16 +256,31 @@ def _find_cache_key(request: CreateRequest) -> str | None:
 # Items
 
 
-def write_items(items: Iterable[Item | Unknown], *, include_ids: bool, reasoning_text: bool) -> list[Item | Unknown]:
-    """Return the items without local fields; with their ids if `include_ids`."""
-    written = (_write_item(item, include_ids=include_ids, reasoning_text=reasoning_text) for item in items)
-    return [item for item in written if item is not None]
+def write_items(
+    items: Iterable[Item | Unknown],
+    *,
+    include_ids: bool,
+    reasoning_text: bool,
+    known_ids: Collection[str] = (),
+) -> list[Item | Unknown]:
+    """Return the items without local fields; with their ids if `include_ids`.
+
+    `known_ids` are the ids of calls that the upstream has stored. They stay as they are.
+    """
+    written: list[Item | Unknown] = []
+    for item in items:
+        changed = _write_item(item, include_ids=include_ids, reasoning_text=reasoning_text, known_ids=known_ids)
+        if changed is not None:
+            written.append(changed)
+    return written
 
 
-def _write_item(item: Item | Unknown, *, include_ids: bool, reasoning_text: bool) -> Item | Unknown | None:
+def _write_item(
+    item: Item | Unknown, *, include_ids: bool, reasoning_text: bool, known_ids: Collection[str]
+) -> Item | Unknown | None:
     if type(item) is Message:
         content = item.content
-        if not isinstance(content, str) and Text in map(type, content):
+        if not isinstance(content, str) and not _find_foreign_texts(item.role).isdisjoint(map(type, content)):
             content = [_write_part(part, item.role) for part in content]
         return Message(item.role, content, item.id if include_ids else None, phase=item.phase)
     match item:
@@ -259,8 +299,28 @@ def _write_item(item: Item | Unknown, *, include_ids: bool, reasoning_text: bool
             item = reasoning
         case _:
             pass
-    omitted = dict.fromkeys(_find_local_fields(type(item), include_ids=include_ids))
-    return msgspec.structs.replace(item, **omitted) if omitted else item
+    changes: dict[str, Any] = dict.fromkeys(_find_local_fields(type(item), include_ids=include_ids))
+    call_id = getattr(item, "call_id", None)
+    if call_id is not None and len(call_id) > _MAX_CALL_ID_LENGTH and call_id not in known_ids:
+        field = "id" if isinstance(item, hosted.LocalShellCallOutput) else "call_id"
+        changes[field] = _shorten_call_id(call_id)
+    return msgspec.structs.replace(item, **changes) if changes else item
+
+
+def _find_stored_ids(items: Iterable[Item | Unknown]) -> set[str]:
+    """Return the call ids of outputs whose calls are in the stored response: the upstream has made these ids."""
+    called: set[str] = set()
+    answered: set[str] = set()
+    for item in items:
+        call_id = getattr(item, "call_id", None)
+        if call_id is not None:
+            (answered if item.type.endswith("_output") else called).add(call_id)
+    return answered - called
+
+
+def _shorten_call_id(call_id: str) -> str:
+    """Return an id that depends on the call id alone, so that a call and its output still match."""
+    return f"call_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}"
 
 
 @functools.cache
@@ -272,8 +332,13 @@ def _find_local_fields(kind: type[msgspec.Struct], *, include_ids: bool) -> Sequ
     return [name for name in _LOCAL_FIELDS if name in optional and not (include_ids and name == "id")]
 
 
+def _find_foreign_texts(role: str) -> frozenset[type]:
+    """Return the types of text that the API rejects in messages of this role. Many clients mix them up."""
+    return _FOREIGN_TO_ASSISTANT if role == "assistant" else _FOREIGN_TO_INPUT
+
+
 def _write_part(part: Part | Unknown, role: str) -> Part | Unknown:
-    if not isinstance(part, Text):
+    if not isinstance(part, _TEXT_PARTS) or type(part) not in _find_foreign_texts(role):
         return part
     return OutputText(part.text) if role == "assistant" else InputText(part.text)
 

@@ -1,9 +1,9 @@
 """Lenient reading of another server's events: nulls, old field names, missing fields and wrong types are accepted."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
@@ -53,6 +53,43 @@ class UpstreamResponse(Struct):
         except msgspec.DecodeError:
             return []
 
+
+_EmptyList = Annotated[list[Any], Meta(max_length=0)] | None
+
+
+class PlainPart(Struct, gc=False):
+    """A part that is text and nothing else. Other fields have no effect on the deltas."""
+
+    type: Literal["output_text"]
+    text: Annotated[str, Meta(min_length=1)]
+    annotations: _EmptyList = None
+    logprobs: _EmptyList = None
+
+
+class PlainMessage(Struct, forbid_unknown_fields=True, gc=False):
+    """A message of one text. Unknown fields would be passed on."""
+
+    type: Literal["message"]
+    content: tuple[PlainPart]
+    id: Any = None
+    role: Any = None
+    status: Literal["completed"] | None = None
+    phase: None = None
+
+
+class PlainResponse(Struct, gc=False):
+    """A whole response whose output is one text and nothing else."""
+
+    object: Literal["response"]
+    status: Literal["completed"]
+    output: tuple[PlainMessage]
+    model: Any = None
+    usage: Any = None
+    type: None = None
+    error: None = None
+
+
+decode_plain_response = msgspec.json.Decoder(PlainResponse).decode
 
 _event_decoder: "msgspec.json.Decoder[UpstreamEvent]" = msgspec.json.Decoder(UpstreamEvent)
 _response_decoder: "msgspec.json.Decoder[UpstreamResponse]" = msgspec.json.Decoder(UpstreamResponse)

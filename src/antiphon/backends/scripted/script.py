@@ -33,9 +33,9 @@ An answer is a text or a list of steps. Each step is an object with one of these
     usage                     the token usage; without it, the words of input and output are counted
     finish                    "stop" (the default), "length" or "content_filter"; null: the answer ends without one
     failure                   `{"message", "code", "type", "param"}`: the model reports a failure
-    raise                     `{"message", "status", "code", "type", "param"}`: an error is step, before the
+    raise                     `{"message", "status", "code", "type", "param"}`: an error is raised, before the
                               stream starts if there is no output yet
-    crash                     a message: an unexpected exception is step
+    crash                     a message: an unexpected exception is raised
     delay                     seconds to sleep
     wait                      the name of a gate: the answer continues when a test releases it
 """

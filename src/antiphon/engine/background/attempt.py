@@ -8,8 +8,8 @@ There are never two versions of an event under one sequence number.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.history_budget import HistoryBudget, HistoryBudgetExhausted
 from antiphon.store.limits import SUSPECT_INTERRUPTIONS
 from antiphon.stream.composer import Composer
 from antiphon.stream.decompose import decompose_events
@@ -65,6 +66,10 @@ class LeftToOthers(Postponed):
         self.seconds = seconds
 
 
+class Overloaded(Postponed):
+    """There is no memory for the history of the run. It waits in the queue."""
+
+
 class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The stored form of a queued request: the prepared request, and the number of ids that its input used.
 
@@ -93,8 +98,10 @@ class Attempt:
         *,
         lease: float,
         usage: UsageRecorder | None = None,
+        histories: HistoryBudget | None = None,
     ) -> None:
         self._claimed = claimed
+        self._share = (histories or HistoryBudget()).open(claimed.project)
         self._owner = owner
         self._store = store
         self._pipeline = pipeline
@@ -107,11 +114,18 @@ class Attempt:
         self._cancelled = claimed.cancelled
         self._saved = False
         self.events = EventWriter(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
+        if claimed.attempt == 1:
+            self.events.recover(0)
 
     @property
     def is_isolated(self) -> bool:
         """True if other suspect runs wait for this one."""
         return self._claimed.interruptions >= SUSPECT_INTERRUPTIONS
+
+    @property
+    def is_watched(self) -> bool:
+        """True if a reader may have followed the run before this attempt."""
+        return self._claimed.watched
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -121,11 +135,15 @@ class Attempt:
     async def work(self) -> None:
         """Run the response to its end.
 
-        Raises LeaseLost if another process has taken it over, and LeftToOthers if another process should.
+        Raises LeaseLost if another process has taken it over, LeftToOthers if another process should, and Overloaded if
+        it has to wait.
         """
         try:
-            await self._begin()
-        except (LeaseLost, LeftToOthers):
+            with self._share:
+                with _postpone_overload():
+                    await self._share.reserve_request(len(self._claimed.request))
+                await self._begin()
+        except (LeaseLost, LeftToOthers, Overloaded):
             raise
         except Exception:
             # Without the stored response, an error may only be a short failure of the store: do not end the run yet.
@@ -223,7 +241,10 @@ class Attempt:
             yield [GIVEN_UP]
             return
         try:
-            prepared = await self._pipeline.prepare(request, project=self._claimed.project, accepted=accepted)
+            with _postpone_overload():
+                prepared = await self._pipeline.prepare_accepted(
+                    request, accepted, project=self._claimed.project, share=self._share
+                )
             self._prepared = prepared
             journal = await self._open_journal(accepted.response_id) if prepared.is_hosted else None
             serving = await self._pipeline.serve(prepared, replayed=replayed, journal=journal)
@@ -303,18 +324,28 @@ class Attempt:
         else:
             expires_at = int(time.time()) + UNREADABLE_RETENTION_SECONDS
             stored = StoredResponse(response=response, input=[], expires_at=expires_at)
-        await self._store.save(
-            self._claimed.project,
-            stored,
-            conversation=conversation_for(response),
-            owner=self._owner,
-            events=last,
-        )
+        with self.events.record_end(last):
+            await self._store.save(
+                self._claimed.project,
+                stored,
+                conversation=conversation_for(response),
+                owner=self._owner,
+                events=last,
+            )
         self._saved = True
         self.events.end()
 
     async def discard(self, run: Run) -> None:
         """Save nothing: the next process that claims the run continues it."""
+
+
+@contextmanager
+def _postpone_overload() -> Iterator[None]:
+    """Raise Overloaded if the budget of histories is exhausted."""
+    try:
+        yield
+    except HistoryBudgetExhausted as error:
+        raise Overloaded(error.message) from None
 
 
 def _can_reproduce(response: Response, mint: Mint, logged: Sequence[Event | Unknown]) -> bool:

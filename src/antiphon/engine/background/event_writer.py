@@ -1,19 +1,21 @@
 """The event log of a background run. Events are stored before any reader gets them.
 
-Events wait in memory while a flush is in progress, and the next flush writes all of them at once. Readers read the
-store, so an event can always be read again under the same number. The last events are saved together with the final
+The first event is flushed at once. Later ones wait for the next flush, which writes all of them together. All runs of
+a process flush at the same times, so that one transaction has the events of all. An event that a reader gets is
+stored, so it can always be read again under the same number. The last events are saved together with the final
 response, by `Attempt.save`.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
 
 from antiphon import offload
+from antiphon.engine.background.recent_events import RecentEvents
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
@@ -25,8 +27,8 @@ from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
-# Pause between flushes: long enough to batch several tokens, too short for a reader to notice.
-FLUSH_SECONDS = 0.02
+# Time between flushes: long enough to batch several tokens, too short for a reader to notice.
+FLUSH_SECONDS = 0.04
 # Pause after a flush that failed.
 RETRY_SECONDS = 1.0
 
@@ -98,11 +100,43 @@ class EventWriter:
         self.changed = asyncio.Event()
         self._flush: asyncio.Task[None] | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._recent: RecentEvents | None = None
+        self._announce: Callable[[int], None] | None = None
+        self._is_recovered = False
         self.ending = False
 
     def recover(self, count: int) -> None:
         """Begin after the events that an earlier attempt has stored. They are not written again."""
         self._recovered = self._durable = count
+        self._is_recovered = True
+        self.notify()
+
+    def record_recent(self, *, page_bytes: int) -> RecentEvents:
+        """Return the events in memory. They are recorded from the first call on.
+
+        The run must be marked as watched before: then events that this owner stores from now on never change.
+        """
+        if self._recent is None:
+            self._recent = RecentEvents(page_bytes=page_bytes)
+        return self._recent
+
+    def may_reach(self, number: int) -> bool:
+        """Return True if the stored log may have an event of this number. It is certain after `recover`."""
+        return not self._is_recovered or number < self._durable
+
+    def announce_to(self, announce: Callable[[int], None]) -> None:
+        """Call this function with the number of the last stored event, now and after each flush."""
+        self._announce = announce
+        self._announce_last()
+
+    @contextmanager
+    def record_end(self, last: tuple[int, list[bytes]] | None) -> Iterator[None]:
+        """Record the last events, if the block stores them."""
+        recent = self._recent
+        yield
+        if last is not None:
+            self._record(recent, *last)
+            self._announce_last()
 
     def write(self, batch: Sequence[Event | Unknown]) -> None:
         """Add the next events. Events that an earlier attempt has stored are skipped."""
@@ -146,28 +180,46 @@ class EventWriter:
             self._flush.add_done_callback(_retrieve_error)
 
     async def _flush_pending(self) -> None:
-        batch = tuple(self._pending)
-        pause = FLUSH_SECONDS
+        batch, recent = tuple(self._pending), self._recent
+        loop = asyncio.get_running_loop()
+        is_stored = False
         try:
             is_owner = await self._store.append_events(
                 self._project, self._response_id, self._durable, batch, owner=self._owner
             )
-        except StoreUnavailable:  # nothing is lost: the events stay pending, and the store has logged the failure
-            pause = RETRY_SECONDS
+        except StoreUnavailable:
+            pass  # nothing is lost: the events stay pending, and the store has logged the failure
         except ServerError:
             logger.exception("events could not be stored", extra={"response_id": self._response_id})
-            pause = RETRY_SECONDS
         else:
             if not is_owner:
                 raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
+            is_stored = True
             del self._pending[: len(batch)]
-            self._durable += len(batch)
+            self._record(recent, self._durable, batch)
             self.notify()
-        self._pause = asyncio.get_running_loop().call_later(pause, self._resume)
+            self._announce_last()
+        self._pause = loop.call_later(_choose_pause(loop.time()) if is_stored else RETRY_SECONDS, self._resume)
+
+    def _announce_last(self) -> None:
+        if self._announce is not None and self._durable:
+            self._announce(self._durable - 1)
+
+    def _record(self, recent: RecentEvents | None, first: int, payloads: Sequence[bytes]) -> None:
+        """Record stored events. `recent` is None if nobody followed the run when their write began."""
+        if recent is not None:
+            recent.add(first, payloads)
+        self._durable = first + len(payloads)
 
     def _resume(self) -> None:
         self._pause = None
         self._flush_soon()
+
+
+def _choose_pause(now: float) -> float:
+    """Return the time until the next flush. All runs of a process flush at the same times."""
+    pause = FLUSH_SECONDS - now % FLUSH_SECONDS
+    return pause if pause > FLUSH_SECONDS / 4 else pause + FLUSH_SECONDS
 
 
 def _retrieve_error(flush: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
 """The scheduler interface. `worker.Worker` implements it on the store's own queue."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from antiphon.engine.background.attempt import Attempt
@@ -15,6 +15,11 @@ class Scheduler(Protocol):
     them in this process. `worker.py` polls the store's own queue. A scheduler for several machines can take its
     decisions elsewhere and claim runs the same way.
     """
+
+    on_begin: Callable[[RunKey, Attempt], None] | None
+    """Called when an attempt at a run begins in this process."""
+    on_end: Callable[[RunKey], None] | None
+    """Called when an attempt has ended, in whatever way."""
 
     @property
     def attempts(self) -> Mapping[RunKey, Attempt]:

@@ -9,13 +9,15 @@ import logging
 import math
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
-from antiphon.engine.background.attempt import Attempt, LeftToOthers
+from antiphon.engine.background.attempt import Attempt, LeftToOthers, Overloaded
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import StoreLost, StoreUnavailable
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
+from antiphon.store.history_budget import HistoryBudget
 from antiphon.store.limits import RunLimits
 from antiphon.turn_queue import Throughput
 
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Interval between checks of the queue, for runs that other processes queued or left.
 CHECK_SECONDS = 1.0
+# Delay of a run for which there is no memory. It has waited for memory before.
+OVERLOAD_SECONDS = 5.0
 # Maximum of the time after which a refused response may be tried again.
 MAX_RETRY_SECONDS = 3600.0
 # Maximum number of unserved model names to cache.
@@ -44,6 +48,7 @@ class Worker:
         lease: float,
         limits: RunLimits = NO_LIMITS,
         usage: UsageRecorder | None = None,
+        histories: HistoryBudget | None = None,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
@@ -51,6 +56,7 @@ class Worker:
         self._lease = lease
         self._limits = limits
         self._usage = usage
+        self._histories = histories
         self._owner = secrets.token_hex(16)
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._waits: dict[str, float] = {}
@@ -63,6 +69,8 @@ class Worker:
         self._throughput = Throughput()
         self.attempts: dict[RunKey, Attempt] = {}
         self.changed = asyncio.Event()
+        self.on_begin: Callable[[RunKey, Attempt], None] | None = None
+        self.on_end: Callable[[RunKey], None] | None = None
 
     def reconfigure(self, pipeline: Pipeline, *, slots: int, limits: RunLimits) -> None:
         """Work on the next runs with another pipeline, and with other limits."""
@@ -175,7 +183,15 @@ class Worker:
 
     def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = Attempt(claimed, self._owner, self._store, self._pipeline, lease=self._lease, usage=self._usage)
+        attempt = Attempt(
+            claimed,
+            self._owner,
+            self._store,
+            self._pipeline,
+            lease=self._lease,
+            usage=self._usage,
+            histories=self._histories,
+        )
         # We may have lost the run and claimed it again before our first attempt noticed: both write under one owner.
         stale = self._tasks.get(key)
         if stale is not None:
@@ -188,6 +204,8 @@ class Worker:
         # Not in the task itself: a task that is cancelled before its first step runs no step.
         task.add_done_callback(lambda _: self._end(key, attempt, began_at, pipeline))
         self.notify_change()
+        if self.on_begin is not None:
+            self.on_begin(key, attempt)
 
     async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
         key = RunKey(claimed.project, claimed.response_id)
@@ -206,6 +224,10 @@ class Worker:
             self._waits[claimed.model] = left.seconds
             with suppress(Exception):  # the next renewal releases it
                 await self._store.return_run(self._owner, *key, free_since=claimed.free_since)
+        except Overloaded as error:
+            logger.warning("a background response waits: %s", error, extra={"response_id": key.response_id})
+            with suppress(Exception):  # the next renewal releases it
+                await self._store.return_run(self._owner, *key, free_since=time.time() + OVERLOAD_SECONDS)
         except StoreUnavailable as error:
             logger.error(
                 "a background response is interrupted: %s", error.message, extra={"response_id": key.response_id}
@@ -224,6 +246,8 @@ class Worker:
             del self.attempts[key], self._tasks[key]
         attempt.events.end()
         self.notify_change()
+        if self.on_end is not None:
+            self.on_end(key)
         # A queued run may have waited for this slot.
         if self._full or self._limits.counts_active or attempt.is_isolated:
             self._wake.set()

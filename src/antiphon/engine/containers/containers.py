@@ -4,11 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.engine.containers.files import (
     ContainerFiles,
     LocalContainerFiles,
@@ -40,7 +42,6 @@ from antiphon.store.containers import (
     ContainerStore,
 )
 from antiphon.store.files.content import Contents, ContentWriter
-from antiphon.tool_settings import CodeInterpreterSettings
 from antiphon.tools.hosted.code_interpreter import sandbox
 from antiphon.tools.hosted.code_interpreter.messages import DATA_PATH
 from antiphon.tools.hosted.code_interpreter.service import CodeRun
@@ -122,6 +123,11 @@ class Containers:
 
     async def start(self) -> None:
         self._sweeper = asyncio.create_task(self._sweep_regularly())
+
+    def start_compilation(self) -> None:
+        """Compile the interpreter of the sandbox in the background, unless that has been done or is turned off."""
+        if self._settings.compile_at_start:
+            self._sandboxes.start_compilation()
 
     async def close(self) -> None:
         """End all interpreters."""
@@ -324,6 +330,8 @@ class Containers:
         the files of the container, but not its variables.
         """
         await self.use(project, container_id)
+        async with self._holder.use(project, container_id):  # a compilation takes longer than some containers live
+            await self._sandboxes.wait_until_compiled()
         async with self._holder.hold(project, container_id) as owner:
             row = await self.use(project, container_id)
             if self._sandboxes.find_interpreter(container_id) not in (None, row.interpreter):
@@ -401,13 +409,20 @@ class Containers:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Delete the files of expired containers, and later the containers themselves."""
+        """Delete the files of expired containers, and later the containers themselves.
+
+        Add the files that code had written when its process was killed.
+        """
         for project, container_id in await self._store.list_expired_containers(limit=_SWEEP_BATCH):
             if self._sandboxes.is_busy(container_id):
                 continue
             await self._discard_local(container_id)
             await self._store.purge_container(project, container_id)
         await self._delete_copies()
+        if isinstance(self._files, LocalContainerFiles):
+            async for project, container_id, owner in self._holder.take_over(limit=_SWEEP_BATCH):
+                with suppress(OSError):  # its folder is missing
+                    await self._finish_run(project, container_id, owner, None)
         if self._now() >= self._next_deletion:  # a write, so not at every sweep
             self._next_deletion = self._now() + _DELETION_SECONDS
             await self._store.delete_purged_containers(int(self._now()) - _METADATA_SECONDS)

@@ -112,13 +112,17 @@ class ContainerFolders:
             os.close(folder)
 
     def scan(self, container_id: str, *, limit: int) -> list[FoundFile]:
-        """Return the files of a container, up to `limit`. Links and special files are skipped."""
+        """Return the files of a container, up to `limit`. Links and special files are skipped.
+
+        There are none if the container has been deleted meanwhile.
+        """
         folder = self.locate(container_id) / DATA_FOLDER
         found: list[FoundFile] = []
-        for path, status in _walk(folder):
-            if len(found) == limit:
-                break
-            found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
+        with suppress(FileNotFoundError):
+            for path, status in _walk(folder):
+                if len(found) == limit:
+                    break
+                found.append(FoundFile(path, status.st_size, status.st_mtime_ns))
         return found
 
 

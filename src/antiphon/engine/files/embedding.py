@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from antiphon.config import EmbeddingSettings
+from antiphon.config.settings import EmbeddingSettings
 from antiphon.errors import UpstreamError
 from antiphon.upstream.client import UpstreamClient
 from antiphon.upstream.options import UpstreamOptions

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.files.storage import FileStorage
 from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import InvalidRequest, NotFound

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.files.embedding import Embedder
 from antiphon.engine.files.storage import FileStorage
 from antiphon.errors import AntiphonError, InvalidRequest, StoreUnavailable

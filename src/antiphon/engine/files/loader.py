@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from antiphon.config import EmbeddingSettings, FileLimits
+from antiphon.config.limits import FileLimits
+from antiphon.config.settings import EmbeddingSettings
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.filters import Filter
 from antiphon.store.files.location import TEMPORARY, FileLocation

@@ -12,11 +12,14 @@ from antiphon.offload import run_in_thread
 from antiphon.protocol.filters import Filter
 from antiphon.protocol.vector_stores import Attributes
 from antiphon.retrieval.ranking import Ranked, SearchWeights, VectorBlock, merge, normalize_ranks, split_words
+from antiphon.retrieval.vector_index import VectorIndex
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.rows import SearchEntry, StoreRow, VectorQuery
 
 _PAGE_CHUNKS = 1000
 _MAX_MATCHES = 2000
+# In a store with at least so many chunks, a word that is in one of so many chunks is common.
+_LARGE_STORE_CHUNKS, _COMMON_SHARE = 20_000, 20
 # A store that does not fit the cache is read in blocks of this size.
 _BLOCK_BYTES = 16 * 1024 * 1024
 # Memory of an entry and of an attribute, at most. Also an empty store takes some memory, so their number is limited.
@@ -45,15 +48,14 @@ class FoundChunk(NamedTuple):
 
 
 class _CachedStore(NamedTuple):
-    """The content of a vector store at a revision. `blocks` are by entry, `whole` has all of them.
+    """The content of a vector store at a revision. `vectors` may be of an earlier one.
 
     `is_too_large`: the vectors do not fit the cache.
     """
 
     revision: int
     entries: dict[int, SearchEntry]
-    blocks: dict[int, VectorBlock]
-    whole: VectorBlock | None
+    vectors: VectorIndex
     size: int
     is_too_large: bool = False
 
@@ -106,30 +108,47 @@ class Searcher:
             vector = await self._embedder.embed_query(text)
         scores: dict[int, float] = {}
         if query.weights.text:
-            words = split_words(text)
-            matches = await database.match_words(
-                store.scope, words, limit=_MAX_MATCHES, entries=allowed, revision=store.revision
-            )
-            chunks = await database.estimate_chunks(store.scope, revision=store.revision)
-            scores = normalize_ranks(matches, words=len(words), chunks=chunks)
-
+            scores = await self._score_words(database, store, text, query, allowed)
         if vector is None:
             return await self._rank_words(database, project, store, scores, query)
 
-        def rank(block: VectorBlock) -> list[Ranked]:
-            return block.rank(
+        def rank(vectors: VectorBlock | VectorIndex) -> list[Ranked]:
+            return vectors.rank(
                 vector, scores, query.weights, limit=query.limit, threshold=query.threshold, allowed=allowed
             )
 
         cached = await self._load_vectors(database, project, store)
         if cached is not None:
-            return [] if cached.whole is None else await run_in_thread(rank, cached.whole)
+            return await run_in_thread(rank, cached.vectors)
         entries = (await self._load_entries(database, project, store)).entries if allowed is None else allowed
         vectors = VectorQuery(vector.tolist(), scores, list(entries), *query.weights, query.threshold, query.limit)
         ranked = await database.rank_vectors(store.scope, vectors)
         if ranked is not None:
-            return [Ranked(*each) for each in ranked]
+            return ranked
         return await self._rank_from_disk(database, project, store, rank, query.limit)
+
+    async def _score_words(
+        self, database: FileDatabase, store: StoreRow, text: str, query: SearchQuery, allowed: list[int] | None
+    ) -> dict[int, float]:
+        """Return the scores of the chunks with words of a query.
+
+        Common words are not searched in a large store: ranking each of their many chunks takes much longer than the
+        vectors, and adds nearly nothing to the score of a chunk.
+        """
+        words = searched = split_words(text)
+        chunks = await database.estimate_chunks(store.scope, revision=store.revision)
+        if chunks >= _LARGE_STORE_CHUNKS:
+            limit = chunks // _COMMON_SHARE
+            counts = await database.count_matches(store.scope, words, limit=limit)
+            searched = [word for word, count in zip(words, counts, strict=True) if count < limit]
+            if not searched and not query.weights.embedding:
+                searched = words
+        if not searched:
+            return {}
+        matches = await database.match_words(
+            store.scope, searched, limit=_MAX_MATCHES, entries=allowed, revision=store.revision
+        )
+        return normalize_ranks(matches, words=len(words), chunks=chunks)
 
     async def _rank_words(
         self, database: FileDatabase, project: str, store: StoreRow, scores: dict[int, float], query: SearchQuery
@@ -168,11 +187,8 @@ class Searcher:
         cached = self._cache.get(key)
         if cached is None or cached.revision != store.revision:
             found = {entry.position: entry for entry in await database.load_search_entries(project, store.id)}
-            old = {} if cached is None else cached.blocks
-            blocks = {position: block for position, block in old.items() if position in found}
-            is_same = cached is not None and blocks.keys() == cached.blocks.keys()
-            whole = cached.whole if cached is not None and is_same else None
-            cached = self._cache[key] = _CachedStore(store.revision, found, blocks, whole, _measure(found, blocks))
+            index = VectorIndex() if cached is None else cached.vectors
+            cached = self._cache[key] = _CachedStore(store.revision, found, index, _measure(found, index))
             self._cache.move_to_end(key)
             self._evict()
         self._cache.move_to_end(key)
@@ -185,26 +201,30 @@ class Searcher:
 
     async def _load_missing(self, database: FileDatabase, project: str, store: StoreRow) -> _CachedStore | None:
         cached = await self._load_entries(database, project, store)
-        missing = [position for position in cached.entries if position not in cached.blocks]
-        if cached.whole is not None and not missing:
+        missing = [position for position in cached.entries if position not in cached.vectors.entries]
+        removed = cached.vectors.entries.difference(cached.entries)
+        if not missing and not removed:
             return cached
         if cached.is_too_large:
             return None
-        blocks, size = dict(cached.blocks), cached.size
+        index = cached.vectors
+        if removed:
+            index = await run_in_thread(index.update, {}, removed)
+        added: dict[int, list[VectorBlock]] = {}
+        size = _measure(cached.entries, index)
         for position in missing:
-            parts: list[VectorBlock] = []
+            added[position] = []
             async for block in self._read_blocks(database, store, position):
-                parts.append(block)
+                added[position].append(block)
                 size += block.size
-                # The joined matrix is a copy, but then the parts are only views of it.
                 if size > self._cache_bytes:
                     self._cache[project, store.id] = cached._replace(is_too_large=True)
                     return None
-            if parts:
-                blocks[position] = await run_in_thread(VectorBlock.join, parts) if len(parts) > 1 else parts[0]
-        whole = await run_in_thread(_join_blocks, blocks)
+        if added:
+            index = await run_in_thread(index.update, added)
         key = project, store.id
-        self._cache[key] = cached = _CachedStore(cached.revision, cached.entries, blocks, whole, size)
+        size = _measure(cached.entries, index)
+        self._cache[key] = cached = _CachedStore(cached.revision, cached.entries, index, size)
         self._cache.move_to_end(key)
         self._evict()
         return cached
@@ -236,11 +256,10 @@ def _make_model_error(store: StoreRow, embedder_id: str) -> InvalidRequest:
     )
 
 
-def _measure(entries: Mapping[int, SearchEntry], blocks: Mapping[int, VectorBlock]) -> int:
+def _measure(entries: Mapping[int, SearchEntry], index: VectorIndex) -> int:
     """Return the memory of a store in the cache."""
     attributes = sum(len(entry.attributes or ()) for entry in entries.values())
-    vectors = sum(block.size for block in blocks.values())
-    return _ENTRY_BYTES * len(entries) + _ATTRIBUTE_BYTES * attributes + vectors
+    return _ENTRY_BYTES * len(entries) + _ATTRIBUTE_BYTES * attributes + index.size
 
 
 def _select(cached: _CachedStore, condition: Filter) -> list[int]:
@@ -251,18 +270,3 @@ def _select(cached: _CachedStore, condition: Filter) -> list[int]:
 def _rank_joined(rank: Any, blocks: list[VectorBlock]) -> list[Ranked]:
     ranked: list[Ranked] = rank(VectorBlock.join(blocks))
     return ranked
-
-
-def _join_blocks(blocks: dict[int, VectorBlock]) -> VectorBlock | None:
-    """Return one block of all vectors, and make the blocks of the entries parts of it."""
-    if not blocks:
-        return None
-    whole = VectorBlock.join(list(blocks.values()))
-    row = 0
-    for position, block in blocks.items():
-        count = len(block.matrix)
-        blocks[position] = VectorBlock(
-            block.chunk_ids, block.entries, block.first_rows, whole.matrix[row : row + count]
-        )
-        row += count
-    return whole

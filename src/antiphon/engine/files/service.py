@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
-from antiphon.config import EmbeddingSettings, FileLimits
+from antiphon.config.limits import FileLimits
+from antiphon.config.settings import EmbeddingSettings
 from antiphon.engine.files.embedding import make_embedder
 from antiphon.engine.files.files import Files
 from antiphon.engine.files.indexing import Indexer

@@ -1,6 +1,6 @@
 """Uploads: files that arrive in parts."""
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.files.files import Files, show_file
 from antiphon.engine.files.storage import FileStorage
 from antiphon.engine.respond.ids import random_hex

@@ -11,7 +11,8 @@ from antiphon import offload
 from antiphon.engine.items import CALL_TYPES, PAIRED_TYPES
 from antiphon.engine.prepare.call_pairs import find_answered_calls
 from antiphon.engine.prepare.history_repair import repair_history
-from antiphon.engine.respond.session import ConnectionMemory
+from antiphon.engine.prepare.repeated_calls import identify_repeated_calls
+from antiphon.engine.respond.connection_memory import ConnectionMemory
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import expand_compactions
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
@@ -20,6 +21,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, Store
+from antiphon.store.history_budget import HistoryShare
 
 # Longer than the ids of other servers, some of which contain routing data.
 _MAX_ID_LENGTH = 512
@@ -38,6 +40,16 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     repairs: list[str] = []
 
 
+def may_load_items(request: CreateRequest) -> bool:
+    """Return True if the request may load stored items: a history, or items that its input or its prompt refers to."""
+    return (
+        type(request.input) is list
+        or request.previous_response_id is not None
+        or request.conversation is not None
+        or request.prompt is not None
+    )
+
+
 def get_conversation_id(request: CreateRequest) -> str | None:
     conversation = request.conversation
     return conversation if conversation is None or isinstance(conversation, str) else conversation.id
@@ -50,16 +62,19 @@ async def load_history(
     store: Store,
     sealer: Sealer,
     inherit_tools: bool,
-    session: ConnectionMemory | None = None,
+    memory: ConnectionMemory | None = None,
+    share: HistoryShare | None = None,
 ) -> History:
-    """Load the history from the WebSocket session, else from the store.
+    """Load the history from the memory of the connection, else from the store. Reserve room for it in `share`.
 
     Raises NotFound if the conversation is missing, PreviousResponseNotFound if the previous response is.
     """
     conversation = get_conversation_id(request)
+    if share is not None:
+        share.param = "previous_response_id" if conversation is None else "conversation"
     if conversation is not None:
         _check_id(conversation, "conv", param="conversation")
-        items = await store.load_conversation_items(project, conversation)
+        items = await store.load_conversation_items(project, conversation, share=share)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
         return await _make_history_off_loop(items, request, sealer, project)
@@ -67,14 +82,16 @@ async def load_history(
         return History()
     _check_id(request.previous_response_id, "resp", param="previous_response_id")
     wants_tools = inherit_tools and request.tools is None
-    remembered = session.find(request.previous_response_id) if session is not None else None
+    remembered = memory.find(request.previous_response_id) if memory is not None else None
     if remembered is not None:
         # A stored response that was deleted meanwhile must not be continued.
         if remembered.stored and await store.load_bare_response(project, remembered.id) is None:
             raise _previous_not_found(remembered.id)
+        if share is not None:  # the connection counts the items, but not the copies of them
+            await share.reserve(0, decoded=remembered.size)
         tools = remembered.tools if wants_tools else None
         return await _make_history_off_loop(remembered.items, request, sealer, project, tools)
-    chain = await _load_chain(store, project, request.previous_response_id, with_tools=wants_tools)
+    chain = await _load_chain(store, project, request.previous_response_id, with_tools=wants_tools, share=share)
     return await _make_history_off_loop(chain.items, request, sealer, project, chain.tools, chain.losses)
 
 
@@ -127,7 +144,8 @@ def _find_calls_answered_by(request: CreateRequest, history: Sequence[Item | Unk
         None,
         "",
     }
-    return find_answered_calls([item for item in request.input if item.id not in sent_again])
+    identified = identify_repeated_calls(request.input, request.input, history)
+    return find_answered_calls([item for item in identified if item.id not in sent_again])
 
 
 class _LoadedChain(NamedTuple):
@@ -138,8 +156,10 @@ class _LoadedChain(NamedTuple):
     losses: list[str]
 
 
-async def _load_chain(store: Store, project: str, response_id: str, *, with_tools: bool) -> _LoadedChain:
-    chain = await store.load_chain(project, response_id, with_tools=with_tools)
+async def _load_chain(
+    store: Store, project: str, response_id: str, *, with_tools: bool, share: HistoryShare | None
+) -> _LoadedChain:
+    chain = await store.load_chain(project, response_id, with_tools=with_tools, share=share)
     missing = response_id if not chain else chain[0].previous_response_id
     if missing is not None:
         raise _previous_not_found(missing)
@@ -150,7 +170,7 @@ async def _load_chain(store: Store, project: str, response_id: str, *, with_tool
             code="previous_response_not_ended",
         )
     oldest, *later = chain
-    earlier, losses = await _load_conversation_before(store, project, oldest)
+    earlier, losses = await _load_conversation_before(store, project, oldest, share)
     # A concurrent response may have added the same items to the conversation.
     known = {item.id: item for item in earlier}
     own = [item for item in oldest.items if item.id is None or known.get(item.id) != item]
@@ -158,12 +178,14 @@ async def _load_chain(store: Store, project: str, response_id: str, *, with_tool
     return _LoadedChain(items, chain[-1].tools, losses)
 
 
-async def _load_conversation_before(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:
+async def _load_conversation_before(
+    store: Store, project: str, oldest: Link, share: HistoryShare | None
+) -> tuple[list[Item | Unknown], list[str]]:
     """Return the conversation's items before the chain's oldest response, and a note if the conversation is lost."""
     if oldest.conversation is None:
         return [], []
     # A failed or cancelled response is not part of its conversation: then all of its items come before the response.
-    items = await store.load_conversation_items(project, oldest.conversation, before=oldest.id)
+    items = await store.load_conversation_items(project, oldest.conversation, before=oldest.id, share=share)
     if items is None:
         return [], [f"the conversation {oldest.conversation} was deleted, with its items before {oldest.id}"]
     return items, []

@@ -1,6 +1,7 @@
 """Request parameters: refuse those that this server or the model does not support, and apply configuration updates."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -32,6 +33,9 @@ UNIMPLEMENTED = (
 # Parameters of WebSocket messages only. Elsewhere any value but null and the value in `_ALLOWED_VALUES` is refused.
 WEBSOCKET_PARAMETERS = ("generate", "stream_id")
 _ALLOWED_VALUES: dict[str, object] = {"generate": True}
+# Most requests have none of these parameters. One comparison shows it.
+_get_special = attrgetter(*UNIMPLEMENTED, *WEBSOCKET_PARAMETERS)
+_NOTHING_SPECIAL = (None,) * len(UNIMPLEMENTED + WEBSOCKET_PARAMETERS)
 
 # Part types and the capability that each needs.
 _MEDIA: dict[type, str] = {InputImage: "images", InputFile: "files", InputAudio: "audio", InputVideo: "video"}
@@ -59,6 +63,19 @@ def check_parameters(
         )
     if request.background and request.store is False:
         raise InvalidRequest("A background response must be stored.", param="background", code="invalid_value")
+    if _get_special(request) != _NOTHING_SPECIAL:
+        _check_special(request, on_websocket=on_websocket)
+    if request.context_management:
+        _check_context_management(request.context_management)
+    if isinstance(client_input, list):
+        check_item_ids(client_input)
+    _check_not_empty(request, may_be_empty=may_be_empty)
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
+        raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+
+
+def _check_special(request: CreateRequest, *, on_websocket: bool) -> None:
     for name in UNIMPLEMENTED:
         if getattr(request, name) is not None:
             raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
@@ -67,13 +84,6 @@ def check_parameters(
             raise UnsupportedParameter(
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
-    _check_context_management(request.context_management or ())
-    if isinstance(client_input, list):
-        check_item_ids(client_input)
-    _check_not_empty(request, may_be_empty=may_be_empty)
-    text_format = request.text.format if request.text is not None else None
-    if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
-        raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
 
 
 def _check_not_empty(request: CreateRequest, *, may_be_empty: bool) -> None:

@@ -31,9 +31,10 @@ from antiphon.engine.prepare.parameters import (
 )
 from antiphon.engine.prepare.references import check_unique_ids, resolve_references
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
+from antiphon.engine.prepare.unknown_types import check_unknown_types
 from antiphon.engine.prompts import Prompts
+from antiphon.engine.respond.connection_memory import ConnectionMemory
 from antiphon.engine.respond.ids import BrandedMint, Mint
-from antiphon.engine.respond.session import ConnectionMemory
 from antiphon.engine.respond.stateless import remove_state
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import (
@@ -49,19 +50,30 @@ from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck, hav
 from antiphon.errors import InvalidRequest
 from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
-from antiphon.protocol.items import Item, Message
+from antiphon.protocol.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+)
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tool_lists import SharedTools
 from antiphon.protocol.tools import Tool, has_credentials, hide_credentials
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import Store
+from antiphon.store.history_budget import HistoryShare
 from antiphon.tools.hosted.registry import NO_HOSTED_TOOLS
 from antiphon.upstream.media_urls import check_media_urls, has_media
 
 Items = list[Item | Unknown]
 
 _MESSAGE_ONLY = frozenset({Message})
+# Items that refer to no stored item, and contain no tools, settings or seals.
+_SELF_CONTAINED = _MESSAGE_ONLY | {FunctionCall, FunctionCallOutput, CustomToolCall, CustomToolCallOutput}
 _NO_TYPES: frozenset[str] = frozenset()
+_NO_HISTORY = History()
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +82,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     `turn` is the model call and `route` the candidates for it. `input` are the new items to store. `warnings` are for
     the client; `repairs` are those among them that concern the history. `is_hosted`: the request has tools that this
     server runs. `shown_tools` are the tools as the response shows them, if they differ from the request's.
+    `has_own_ids`: the ids of all input items are from `mint`.
     """
 
     turn: Turn
@@ -81,6 +94,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     repairs: Sequence[str]
     is_hosted: bool = False
     shown_tools: list[Tool | Unknown] | None = None
+    has_own_ids: bool = False
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,76 +138,127 @@ class Preparer:
         request: CreateRequest,
         *,
         project: str,
-        session: ConnectionMemory | None = None,
+        memory: ConnectionMemory | None = None,
         repair: bool = False,
-        accepted: Accepted | None = None,
+        share: HistoryShare | None = None,
     ) -> Prepared:
         """Check the request, load the context it continues, and lay out the turn.
 
         With `repair`, calls and outputs of the input that do not match are repaired like those in the store instead of
-        refused. `accepted` is given for a queued request that starts. Its parameters, tools and input were checked when
-        it was accepted and stay as they are; only its context is loaded again.
+        refused. Room for stored items is reserved in `share`, which the caller closes when the turn has ended.
         """
         warnings: list[str] = []
         client_input = request.input
-        if accepted is None:
-            request, warnings = await self._complete_request(request, project, session, may_be_empty=repair)
+        if request.prompt is not None or self._policy.stateless:
+            request, warnings = await self._complete_request(request, project, memory)
+        self._check_request(request, client_input, memory, may_be_empty=repair)
         route = self._router.find(request.model or "")
         candidate = route.first
-        if accepted is None:
-            warnings += check_capabilities(request, candidate.backend.capabilities, candidate.model.id)
-        context = await load_history(
-            request,
-            project=project,
-            store=self._store,
-            sealer=self._sealer,
-            inherit_tools=self._policy.inherit_tools and accepted is None,
-            session=session,
-        )
-        if accepted is None:
-            capabilities = candidate.backend.capabilities
-            # Called directly for most requests: an await that does not wait costs more than the work itself.
-            if is_large():
-                request, left_out = await offload.run(self._select_tools, request, context, capabilities)
-            else:
-                request, left_out = self._select_tools(request, context, capabilities)
-            is_checked = not capabilities.any_tool and have_grammars(request.tools)
-            if is_checked or capabilities.check_schemas is not None:
-                await self._check_grammars(request, capabilities, project=project)
-            new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
-            warnings += [*left_out, *new.left_out]
+        capabilities = candidate.backend.capabilities
+        warnings += check_capabilities(request, capabilities, candidate.model.id)
+        context = _NO_HISTORY
+        if request.previous_response_id is not None or request.conversation is not None:
+            inherit_tools = self._policy.inherit_tools
+            context = await self._load_history(request, project, memory, share, inherit_tools=inherit_tools)
+        # Called directly for most requests: an await that does not wait costs more than the work itself.
+        if is_large():
+            request, left_out = await offload.run(self._select_tools, request, context, capabilities)
         else:
-            new = _NewInput(items=accepted.input, mint=accepted.mint, has_media=has_media(accepted.input))
-        items, repairs = context.items + new.items, list[str]()
-        if repair or not new.is_plain or not _are_messages(context.items):
-            build = partial(self._build_turn, repair=repair or accepted is not None, is_new=accepted is None)
+            request, left_out = self._select_tools(request, context, capabilities)
+        is_checked = not capabilities.any_tool and have_grammars(request.tools)
+        if is_checked or capabilities.check_schemas is not None:
+            await self._check_grammars(request, capabilities, project=project)
+        new = await self._read_input(
+            request, client_input, context, candidate, project=project, repair=repair, share=share
+        )
+        warnings += [*left_out, *new.left_out]
+        items, repairs = (context.items + new.items if context.items else new.items), list[str]()
+        if repair or not new.is_plain or (context.items and not _are_messages(context.items)):
+            build = partial(self._build_turn, repair=repair)
             if is_large():
                 request, items, repairs = await offload.run(build, request, context, new, project)
             else:
                 request, items, repairs = build(request, context, new, project)
-        if accepted is None:
-            _apply_model_defaults(request, candidate.model)
+        _apply_model_defaults(request, candidate.model)
+        turn = self._make_turn(request, items, new, project)
+        if new.has_media or (context.items and self._media.may_be_needed(capabilities)):
+            turn, extracted = await self._media.resolve(turn, capabilities)
+            warnings += extracted
+        return self._make_prepared(turn, route, context, new, warnings, repairs)
+
+    async def prepare_accepted(
+        self, request: CreateRequest, accepted: Accepted, *, project: str, share: HistoryShare | None = None
+    ) -> Prepared:
+        """Lay out the turn of a queued request that starts.
+
+        Its parameters, tools and input were checked when it was accepted and stay as they are. Only its context is
+        loaded again, and repaired. `share` is as in `prepare`.
+        """
+        route = self._router.find(request.model or "")
+        capabilities = route.first.backend.capabilities
+        context = _NO_HISTORY
+        if request.previous_response_id is not None or request.conversation is not None:
+            context = await self._load_history(request, project, None, share, inherit_tools=False)
+        new = _NewInput(items=accepted.input, mint=accepted.mint, has_media=has_media(accepted.input))
+        build = partial(self._build_history, context, new, project, repair=True)
+        items, repairs = await offload.run(build)
+        turn = msgspec.structs.replace(
+            self._make_turn(request, items, new, project),
+            response_id=accepted.response_id,
+            is_suspect=accepted.is_suspect,
+        )
+        warnings: list[str] = []
+        if new.has_media or (context.items and self._media.may_be_needed(capabilities)):
+            turn, warnings = await self._media.resolve(turn, capabilities)
+        return self._make_prepared(turn, route, context, new, warnings, repairs)
+
+    async def _load_history(
+        self,
+        request: CreateRequest,
+        project: str,
+        memory: ConnectionMemory | None,
+        share: HistoryShare | None,
+        *,
+        inherit_tools: bool,
+    ) -> History:
+        return await load_history(
+            request,
+            project=project,
+            store=self._store,
+            sealer=self._sealer,
+            inherit_tools=inherit_tools,
+            memory=memory,
+            share=share,
+        )
+
+    def _make_prepared(
+        self,
+        turn: Turn,
+        route: ModelRoute,
+        context: History,
+        new: "_NewInput",
+        warnings: list[str],
+        repairs: list[str],
+    ) -> Prepared:
+        request, capabilities = turn.request, route.first.backend.capabilities
         # A shared list has neither hosted tools nor credentials.
         has_plain_tools = request.tools is None or type(request.tools) is SharedTools
-        is_hosted = (
-            request.tools is not None and self._hosted.applies_to(request.tools, candidate.backend.capabilities)
-        ) or (self._hosted.run_locally and self._hosted.replaces_items(items, candidate.backend.capabilities))
+        is_hosted = (request.tools is not None and self._hosted.applies_to(request.tools, capabilities)) or (
+            self._hosted.run_locally and self._hosted.replaces_items(turn.items, capabilities)
+        )
         # A continued compaction is expanded twice, with the same warnings.
         repairs = list(dict.fromkeys((*context.repairs, *repairs)))
-        turn = self._make_turn(request, items, new, project=project, accepted=accepted)
-        if new.has_media or (context.items and self._media.may_be_needed(candidate.backend.capabilities)):
-            turn, extracted = await self._media.resolve(turn, candidate.backend.capabilities)
-            warnings += extracted
         return Prepared(
             turn=turn,
             route=route,
             input=new.items,
             mint=new.mint,
             created_at=int(time.time()),
-            warnings=_join_warnings(warnings, repairs, new, candidate.describe_emulation(request)),
+            warnings=_join_warnings(warnings, repairs, new, route.first.describe_emulation(request)),
             repairs=repairs,
             is_hosted=is_hosted,
             shown_tools=None if has_plain_tools else self._show_tools(request.tools or [], is_hosted=is_hosted),
+            has_own_ids=new.has_own_ids,
         )
 
     def _show_tools(self, tools: list[Tool | Unknown], *, is_hosted: bool) -> list[Tool | Unknown]:
@@ -204,38 +269,40 @@ class Preparer:
             tools = [hide_credentials(tool) for tool in tools]
         return tools
 
-    def _make_turn(
-        self, request: CreateRequest, items: Items, new: "_NewInput", *, project: str, accepted: Accepted | None
-    ) -> Turn:
+    def _make_turn(self, request: CreateRequest, items: Items, new: "_NewInput", project: str) -> Turn:
         return Turn(
             request=request,
             items=items,
             project=project,
-            response_id=accepted.response_id if accepted is not None else "",
             # The stream of a background response can be read at any time, from its first event.
             streamed=bool(request.stream or request.background),
             background=bool(request.background),
             grammar_limits=self._policy.grammar_limits,
-            is_suspect=accepted is not None and accepted.is_suspect,
             find_param=new.paths.find_param if new.paths is not None else None,
             limits=self._policy.answer_limits,
             outbound=self._policy.outbound,
+            text_items=items if new.is_self_contained else None,
         )
 
     async def _complete_request(
-        self, request: CreateRequest, project: str, session: ConnectionMemory | None, *, may_be_empty: bool
+        self, request: CreateRequest, project: str, memory: ConnectionMemory | None
     ) -> tuple[CreateRequest, list[str]]:
-        """Return the request with its prompt template and without ignored state, and warnings. Check its parameters."""
+        """Return the request with its prompt template and without ignored state, and warnings."""
         ignored: list[str] = []
-        client_input = request.input
         if self._policy.stateless:
-            request, ignored = remove_state(request, has_session=session is not None)
-        request = await self._prompts.apply_template(request, project)
-        check_parameters(
-            request, client_input=client_input, on_websocket=session is not None, may_be_empty=may_be_empty
-        )
+            request, ignored = remove_state(request, has_memory=memory is not None)
+        return await self._prompts.apply_template(request, project), ignored
+
+    def _check_request(
+        self,
+        request: CreateRequest,
+        client_input: str | Items | None,
+        memory: ConnectionMemory | None,
+        *,
+        may_be_empty: bool,
+    ) -> None:
+        check_parameters(request, client_input=client_input, on_websocket=memory is not None, may_be_empty=may_be_empty)
         check_counts(request, self._policy)
-        return request, ignored
 
     def _select_tools(
         self, request: CreateRequest, context: History, capabilities: Capabilities
@@ -274,6 +341,7 @@ class Preparer:
         *,
         project: str,
         repair: bool,
+        share: HistoryShare | None,
     ) -> "_NewInput":
         """Return the new items of the request, checked and with their references filled in.
 
@@ -284,17 +352,29 @@ class Preparer:
         is_plain = _are_messages(sent)
         paths = ParamPaths(sent, client_input)
         try:
-            if not repair and (request.store is not False or request.conversation is not None):
+            # Ids that were minted just now are unique.
+            is_named = not repair and mint.minted < len(sent)
+            if is_named and (request.store is not False or request.conversation is not None):
                 check_unique_ids(sent)
             is_first = not context.items and not context.compacted
-            if is_plain and is_first and not (await offload.run(has_media, sent) if is_large() else has_media(sent)):
-                return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
+            is_short = is_first and (is_plain or _are_self_contained(sent))
+            if is_short and not (await offload.run(has_media, sent) if is_large() else has_media(sent)):
+                has_own_ids = mint.minted == len(sent) and not self._policy.id_prefix
+                return _NewInput(
+                    items=sent,
+                    mint=mint,
+                    paths=paths,
+                    is_plain=is_plain,
+                    is_self_contained=True,
+                    has_own_ids=has_own_ids,
+                )
             filled = await resolve_references(
                 sent,
                 sent=request.input if isinstance(request.input, list) else (),
                 history=[*context.compacted, *context.items],  # in this order: a call id may occur twice
                 project=project,
                 store=self._store,
+                share=share,
             )
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
@@ -323,27 +403,30 @@ class Preparer:
     def _check_items(self, items: Items, candidate: Candidate) -> tuple[list[str], bool]:
         """Raise InvalidRequest for new items that cannot be served.
 
-        Return warnings about the tools they bring, and True if they may have media.
+        Return warnings about unknown types and the tools they bring, and True if they may have media.
         """
         capabilities = candidate.backend.capabilities
         check_trigger(items)
         media = has_media(items)
+        warnings: list[str] = []
         if media:
+            warnings = check_unknown_types(items, is_forwarded=capabilities.any_tool)
             check_media(items, capabilities, candidate.model.id)
             check_media_urls(items, self._policy.outbound)
         check_configuration_updates(items)
-        left_out = check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
-        return left_out, media
+        warnings += check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
+        return warnings, media
 
     def _build_turn(
-        self, request: CreateRequest, context: History, new: "_NewInput", project: str, *, repair: bool, is_new: bool
+        self, request: CreateRequest, context: History, new: "_NewInput", project: str, *, repair: bool
     ) -> tuple[CreateRequest, Items, list[str]]:
         """Return the request with the updates in its history, the whole history, and warnings about repairs."""
+        if new.is_self_contained and not repair:  # there is nothing to expand, to open or to apply
+            has_cut_off = check_call_pairs(new.items)
+            return request, *(drop_unfinished_items(new.items) if has_cut_off else (new.items, []))
         items, repairs = self._build_history(context, new, project, repair=repair)
-        if is_new:
-            request, useless = apply_configuration_updates(request, items)
-            repairs += useless
-        return request, items, repairs
+        request, useless = apply_configuration_updates(request, items)
+        return request, items, [*repairs, *useless]
 
     def _build_history(
         self, context: History, new: "_NewInput", project: str, *, repair: bool
@@ -363,20 +446,27 @@ class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
     """The new items of a request. `left_out` and `repeated` are warnings about tools and about repeated items.
 
     If `is_plain`, all of the items are messages. Compactions, calls, reasoning and settings need further steps.
-    If `has_media`, they may have images or files.
+    If `is_self_contained`, they are the whole history, of messages, calls and outputs. If `has_media`, they may have
+    images or files. If `has_own_ids`, all of their ids are from `mint`.
     """
 
     items: Items
     mint: Mint
     paths: ParamPaths | None = None
     is_plain: bool = False
+    is_self_contained: bool = False
     has_media: bool = False
+    has_own_ids: bool = False
     left_out: Sequence[str] = ()
     repeated: Sequence[str] = ()
 
 
 def _are_messages(items: Items) -> bool:
     return _MESSAGE_ONLY.issuperset(map(type, items))
+
+
+def _are_self_contained(items: Items) -> bool:
+    return _SELF_CONTAINED.issuperset(map(type, items))
 
 
 def _join_warnings(

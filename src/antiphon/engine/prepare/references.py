@@ -7,14 +7,17 @@ from typing import NamedTuple
 from antiphon import offload
 from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES, get_comparable_text
 from antiphon.engine.prepare.history_repair import find_unanswered_calls
+from antiphon.engine.prepare.repeated_calls import identify_repeated_calls
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.codec import encode
+from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import Item, ItemReference, Message, Reasoning
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store, parse_response_id
+from antiphon.store.history_budget import HistoryShare
 
 # Item types that may be abbreviated references to stored items.
-_ABBREVIATED_TYPES = frozenset({ItemReference, Reasoning})
+_ABBREVIATED_TYPES = frozenset({ItemReference, Reasoning, ImageGenerationCall})
 
 
 class ResolvedInput(NamedTuple):
@@ -32,21 +35,29 @@ async def resolve_references(
     history: list[Item | Unknown],
     project: str,
     store: Store,
+    share: HistoryShare | None = None,
 ) -> ResolvedInput:
     """Replace references by the stored items, and drop items that the history already has.
+
+    The memory of stored items is reserved in `share`.
 
     Some clients send the whole history along with the id of the response that ends it. `sent` are the items before
     normalization gave ids to them. Raises InvalidRequest on an item that has the id of another item in the history.
     """
     if not history and _ABBREVIATED_TYPES.isdisjoint(map(type, items)):  # the common case
         return ResolvedInput(items, range(len(items)), [])
+    if history:
+        items = await offload.run(identify_repeated_calls, items, sent, history)
     detector = await offload.run(_RepeatDetector, history, items)
     bare = [item.id for item in items if item.id is not None and _is_bare_reasoning(item)]
-    names = [item.id for item in items if isinstance(item, ItemReference) and not detector.has(item.id)]
+    references = (item.id for item in items if isinstance(item, ItemReference) or _is_bare_image(item))
+    names = [name for name in references if name is not None and not detector.has(name)]
     if not history and not bare and not names:
         return ResolvedInput(items, range(len(items)), [])
-    outputs = await _load_output_items(bare, project, store)
-    loaded = await store.load_items(project, dict.fromkeys(names)) if names else {}
+    if share is not None:
+        share.param = "input"
+    outputs = await _load_output_items(bare, project, store, share)
+    loaded = await store.load_items(project, dict.fromkeys(names), share=share) if names else {}
     return await offload.run(_resolve, items, sent, detector, outputs, loaded)
 
 
@@ -57,7 +68,7 @@ def _resolve(
     outputs: Mapping[str, Item | Unknown],
     loaded: Mapping[str, Item | Unknown],
 ) -> ResolvedInput:
-    """Resolve the items. `outputs` has stored reasoning, and `loaded` the items that references name."""
+    """Resolve the items. `outputs` has stored reasoning, and `loaded` images and the items that references name."""
     resolved: dict[int, Item | Unknown] = {}
     warnings: list[str] = []
     start = 0  # the index after the last repeated item
@@ -76,6 +87,9 @@ def _resolve(
         elif _is_bare_reasoning(item):
             found = outputs.get(item.id or "")
             resolved[index] = found if isinstance(found, Reasoning) else item
+        elif _is_bare_image(item):
+            found = loaded.get(item.id or "")
+            resolved[index] = found if isinstance(found, ImageGenerationCall) else item
         else:
             resolved[index] = item
             if isinstance(item, CALL_TYPES) and item.call_id is not None:
@@ -85,14 +99,16 @@ def _resolve(
 
 
 async def load_referenced_items(
-    items: Iterable[Item | Unknown], *, project: str, store: Store, param: str
+    items: Iterable[Item | Unknown], *, project: str, store: Store, param: str, share: HistoryShare | None = None
 ) -> dict[int, Item | Unknown]:
     """Return the stored items that references name, by the index of the reference. `param` is the field of the items.
 
-    The items are searched in responses and conversations.
+    The items are searched in responses and conversations. Their memory is reserved in `share`.
     """
     names = {index: item.id for index, item in enumerate(items) if isinstance(item, ItemReference)}
-    loaded = await store.load_items(project, dict.fromkeys(names.values())) if names else {}
+    if share is not None:
+        share.param = param
+    loaded = await store.load_items(project, dict.fromkeys(names.values()), share=share) if names else {}
     return {index: _require_item(loaded, name, param=f"{param}[{index}]") for index, name in names.items()}
 
 
@@ -131,16 +147,23 @@ def _pick_messages_without_id(
     return {index: item for index, item in found if isinstance(item, Message)}
 
 
-async def _load_output_items(item_ids: Sequence[str], project: str, store: Store) -> dict[str, Item | Unknown]:
+async def _load_output_items(
+    item_ids: Sequence[str], project: str, store: Store, share: HistoryShare | None
+) -> dict[str, Item | Unknown]:
     """Load those of the items that are output of stored responses, in one query."""
     owners = dict.fromkeys(owner for item_id in item_ids if (owner := parse_response_id(item_id)) is not None)
-    outputs = await store.load_outputs(project, list(owners)) if owners else []
+    outputs = await store.load_outputs(project, list(owners), share=share) if owners else []
     return {item.id: item for item in outputs if item.id is not None}
 
 
 def _is_bare_reasoning(item: Item | Unknown) -> bool:
     """Return True for reasoning with neither content nor encrypted content: the client expects us to have stored it."""
     return isinstance(item, Reasoning) and bool(item.id) and not item.content and not item.encrypted_content
+
+
+def _is_bare_image(item: Item | Unknown) -> bool:
+    """Return True for a generated image without its data: the client expects us to have stored it."""
+    return isinstance(item, ImageGenerationCall) and item.result is None and item.status in (None, "completed")
 
 
 class _RepeatDetector:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from antiphon.backends.base import Capabilities
-from antiphon.config import UnsupportedTools
+from antiphon.config.settings import UnsupportedTools
 from antiphon.errors import InvalidRequest, UnsupportedTool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
@@ -89,7 +89,7 @@ def select_tools(
         )
     if request.tool_choice not in (None, "auto", "none"):
         item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
-        _check_tool_choice(request, tools + item_tools, capabilities, hosted_types)
+        _check_tool_choice(request, tools + item_tools, capabilities, hosted_types, hosted.unavailable)
     return tools, warnings
 
 
@@ -223,7 +223,11 @@ def _list_keys(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str
 
 
 def _check_tool_choice(
-    request: CreateRequest, tools: Tools, capabilities: Capabilities, hosted_types: frozenset[str]
+    request: CreateRequest,
+    tools: Tools,
+    capabilities: Capabilities,
+    hosted_types: frozenset[str],
+    reasons: Mapping[str, str],
 ) -> None:
     choice = request.tool_choice
     if choice == "required" and not tools:
@@ -240,7 +244,8 @@ def _check_tool_choice(
     elif capabilities.any_tool:
         return
     elif isinstance(choice, Unknown) and choice.type not in hosted_types:  # its meaning is not known
-        raise UnsupportedTool(f"A choice of type '{choice.type}' is not supported by this server.", param="tool_choice")
+        message = f"A choice of type '{choice.type}' is not supported by this server. {reasons.get(choice.type, '')}"
+        raise UnsupportedTool(message.rstrip(), param="tool_choice")
     else:
         _check_type(choice.type, tools, "tool_choice")
         if isinstance(choice, McpChoice):

@@ -11,7 +11,7 @@ import time
 
 # To format a number costs more than the rest of an id.
 _HEX = [f"{number:02x}" for number in range(256)]
-_FIRST_NUMBERS = [f"{number:04x}" for number in range(256)]
+FIRST_NUMBERS = [f"{number:04x}" for number in range(256)]
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -53,8 +53,8 @@ class Mint:
         """Return a new item id."""
         minted = self.minted
         self.minted = minted + 1
-        if minted < 256:
-            return f"{prefix}_{self.token}{_FIRST_NUMBERS[minted]}"
+        if minted < len(FIRST_NUMBERS):
+            return f"{prefix}_{self.token}{FIRST_NUMBERS[minted]}"
         if minted >= 0x10000:
             return f"{prefix}_{self.token}{minted:x}"
         return f"{prefix}_{self.token}{_HEX[minted >> 8]}{_HEX[minted & 255]}"

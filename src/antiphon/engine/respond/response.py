@@ -1,10 +1,10 @@
 """The response object before the model has answered: the request's settings, with the defaults filled in."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
 
-from antiphon.engine.prepare.history import get_conversation_id
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.serve.routing import Candidate
 from antiphon.protocol.request import ConversationRef, JsonSchemaFormat, TextConfig, TextFormat
@@ -52,18 +52,24 @@ def begin_response(prepared: Prepared, candidate: Candidate | None = None) -> Re
     response.top_logprobs = request.top_logprobs or 0
     response.presence_penalty = request.presence_penalty or 0.0
     response.frequency_penalty = request.frequency_penalty or 0.0
-    for name, value in zip(_ECHOED, _get_echoed(request), strict=True):
-        if value is not None:
-            setattr(response, name, value)
+    values = _get_echoed(request)
+    left = len(values) - values.count(None)
+    if left:  # most requests set only a few of them
+        for name, value in zip(_ECHOED, values, strict=True):
+            if value is not None:
+                setattr(response, name, value)
+                left -= 1
+                if not left:
+                    break
     if request.text is not None:
         response.text = _echo_text(request.text)
     if request.service_tier is not None and request.service_tier != "auto":
         response.service_tier = request.service_tier
     if request.prompt_cache_options is not None:
         response.prompt_cache_options = msgspec.to_builtins(request.prompt_cache_options)
-    conversation = get_conversation_id(request)
-    if conversation is not None:
-        response.conversation = ConversationRef(conversation)
+    if request.conversation is not None:
+        conversation = request.conversation
+        response.conversation = ConversationRef(conversation) if isinstance(conversation, str) else conversation
     return response
 
 
@@ -74,3 +80,8 @@ def _echo_text(text: TextConfig) -> TextConfig:
     if isinstance(text.format, JsonSchemaFormat) and text.format.strict is None:
         return TextConfig(format=msgspec.structs.replace(text.format, strict=False), verbosity=text.verbosity)
     return text
+
+
+def join_warnings(first: Sequence[str], then: Sequence[str]) -> Sequence[str]:
+    """Return the warnings of both lists, each once."""
+    return list(dict.fromkeys((*first, *then))) if first else then

@@ -21,6 +21,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost
+from antiphon.store.encoded_response import EncodedResponse
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, TokenUsage
 from antiphon.stream.limits import AnswerLimits
@@ -60,7 +61,8 @@ class Run:
     """A response in progress.
 
     `begun` is the response as it began, and `response` its current state. `replayed` are the deltas of an earlier
-    attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails.
+    attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails. `deltas` can be
+    replaced until `events` is read. `encoded` has the JSON of the final response if it was encoded to be saved.
     """
 
     def __init__(
@@ -74,16 +76,19 @@ class Run:
         warnings: Sequence[str] = (),
         replayed: Sequence[Delta] = (),
         limits: AnswerLimits = _DEFAULT_LIMITS,
+        encoded: EncodedResponse | None = None,
     ) -> None:
         self.begun = begun
         self.request = request
         self.warnings = warnings
-        self._deltas = deltas
+        self.encoded = encoded
+        self.deltas = deltas
         self._sink = sink
         self._replayed = replayed
         self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()), limits=limits)
         self._compose_batch = self._composer.compose
-        self._ended = asyncio.Event()
+        self._first_events: list[Event] | None = None
+        self._is_over = False
         self._end_callbacks: list[Callable[[], object]] = []
         self._interruption: list[Delta] = []
         self._reader: asyncio.Task[object] | None = None
@@ -98,15 +103,22 @@ class Run:
         """True if the model has finished. The last events may not have been read yet."""
         return self._composer.finished
 
+    def start(self) -> Sequence[Event]:
+        """Return the first events, which `events` yields, too. They can be encoded before the run begins."""
+        if self._first_events is None:
+            self._first_events = self._composer.start()
+        return self._first_events
+
     async def events(self) -> Events:
         """Yield batches of events. The last batch follows after the response is saved. Closing stops the model.
 
         A single task must read the generator from beginning to end.
         """
-        composer, deltas = self._composer, self._deltas
+        composer, deltas = self._composer, self.deltas
         self._reader = asyncio.current_task()
         try:
-            yield [*composer.start(), *composer.compose(self._replayed)]
+            begun = self.start()
+            yield [*begun, *composer.compose(self._replayed)] if self._replayed else begun
             while True:
                 self._waiting = self._reader
                 try:
@@ -120,20 +132,41 @@ class Run:
                     break
                 if events:  # some deltas produce no event
                     yield events
-            if composer.content_size > offload.LARGE_BYTES:  # the closing events, the store and the client repeat it
-                offload.mark_large()
-            if composer.is_cut_off:
-                await deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
             yield await self._save(events)
         finally:
             await self._leave()
 
     async def drain(self) -> Response:
-        """Run to the end and return the final response."""
-        self._compose_batch = self._composer.compose_silently
-        async for _ in self.events():
-            pass
+        """Run to the end and return the final response.
+
+        This is the loop of `events` without a generator, which costs more than a step of it.
+        """
+        composer = self._composer
+        self._compose_batch = composer.compose_silently
+        self._reader = asyncio.current_task()
+        try:
+            self.start()
+            if self._replayed:
+                composer.compose(self._replayed)
+            while True:
+                self._waiting = self._reader
+                try:
+                    batch: Sequence[Delta] = self._interruption[:1] or await anext(self.deltas)
+                except BaseException as error:
+                    batch = self._handle_error(error)
+                finally:
+                    self._waiting = None
+                events = self._compose(batch)
+                if composer.finished:
+                    break
+            await self._save(events)
+        finally:
+            await self._leave()
         return self.response
+
+    async def close(self) -> None:
+        """End a run whose events are not read, as if its reader had closed them."""
+        await self._leave()
 
     def on_end(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the run is over, however it ended."""
@@ -141,14 +174,18 @@ class Run:
 
     async def cancel_and_wait(self) -> None:
         """Cancel the run and wait for its end. A reader that has stopped reading is cancelled after a short wait."""
+        if self._is_over:
+            return
+        over = asyncio.Event()
+        self._end_callbacks.insert(0, over.set)  # called even if another callback raises
         self.cancel()
         try:
             async with asyncio.timeout(READER_TIMEOUT_SECONDS):
-                await self._ended.wait()
+                await over.wait()
         except TimeoutError:
             if self._reader is not None:
                 self._reader.cancel()
-            await self._ended.wait()
+            await over.wait()
 
     def stop(self) -> None:
         """End soon with a failure, because the server shuts down."""
@@ -179,13 +216,14 @@ class Run:
         """Stop the model, save an unfinished response, and notify everyone who waits for the end."""
         try:
             try:
-                await self._deltas.aclose()
+                await self.deltas.aclose()
             finally:
                 if not self._composer.finished:
                     await asyncio.shield(self._sink.discard(self))
         finally:
-            self._ended.set()
-            for callback in self._end_callbacks:
+            self._is_over = True
+            callbacks, self._end_callbacks = self._end_callbacks, []  # they refer to this run
+            for callback in callbacks:
                 callback()
 
     def _interrupt(self, ending: Delta) -> None:
@@ -222,6 +260,10 @@ class Run:
 
         If saving fails, replace the terminal event with a failure and try to save that.
         """
+        if self._composer.content_size > offload.LARGE_BYTES:  # the closing events, the store and the client repeat it
+            offload.mark_large()
+        if self._composer.is_cut_off:
+            await self.deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
         try:
             await self._sink.save(self.response, events)
         except (LeaseLost, Postponed):

@@ -24,13 +24,13 @@ _IGNORED = ("store", "include", "background", "prompt_cache_key", "service_tier"
 _HARMLESS: dict[str, object] = {"store": False, "include": [], "background": False}
 
 
-def remove_state(request: CreateRequest, *, has_session: bool) -> tuple[CreateRequest, list[str]]:
+def remove_state(request: CreateRequest, *, has_memory: bool) -> tuple[CreateRequest, list[str]]:
     """Return the request without the parameters that need state, and a warning that names them.
 
-    Raises UnsupportedParameter for a parameter that cannot be ignored. With a session, the responses of the same
-    connection can be continued.
+    Raises UnsupportedParameter for a parameter that cannot be ignored. With the memory of a connection, its responses
+    can be continued.
     """
-    _refuse_state(request, has_session=has_session)
+    _refuse_state(request, has_memory=has_memory)
     ignored = [name for name in _IGNORED if getattr(request, name) not in (None, _HARMLESS.get(name))]
     if request.reasoning is not None:
         ignored += [f"reasoning.{name}" for name, value in msgspec.structs.asdict(request.reasoning).items() if value]
@@ -39,8 +39,8 @@ def remove_state(request: CreateRequest, *, has_session: bool) -> tuple[CreateRe
     return msgspec.structs.replace(request, **blank), warnings
 
 
-def _refuse_state(request: CreateRequest, *, has_session: bool) -> None:
-    for name in ("conversation", "prompt") if has_session else ("previous_response_id", "conversation", "prompt"):
+def _refuse_state(request: CreateRequest, *, has_memory: bool) -> None:
+    for name in ("conversation", "prompt") if has_memory else ("previous_response_id", "conversation", "prompt"):
         if getattr(request, name) is not None:
             raise _unsupported(name, param=name)
     for index, item in enumerate(request.input or ()):

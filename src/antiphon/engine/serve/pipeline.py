@@ -17,7 +17,7 @@ again and served when its run starts, perhaps in another process. A stage that d
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
-from antiphon.engine.serve.first_delta import FirstDelta
+from antiphon.engine.serve.first_delta import FirstDelta, OnPending
 from antiphon.engine.serve.hosted.journal import HostedJournal
 from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, Serving
@@ -104,6 +104,7 @@ class Pipeline:
             media=MediaResolver(files or FileServiceLoader()),
         )
         self.prepare = preparer.prepare
+        self.prepare_accepted = preparer.prepare_accepted
         self.answer_limits = policy.answer_limits
         self._compactor = Compactor(sealer)
         self._first_delta = FirstDelta()
@@ -185,28 +186,31 @@ class Pipeline:
         """Return the status of a model name in this process."""
         return self._router.classify(model)
 
-    async def serve(
+    def serve(
         self,
         prepared: Prepared,
         *,
         first_delta_seconds: float | None = None,
+        on_pending: OnPending | None = None,
         replayed: Sequence[Delta] = (),
         journal: HostedJournal | None = None,
-    ) -> Serving:
+    ) -> Awaitable[Serving]:
         """Start the model call of a prepared request.
 
-        Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an
-        earlier attempt at the same response has shown. `journal` has the steps of hosted tools that it has finished.
+        Without a time limit, this returns when the model has begun to answer. `on_pending` may be called before that,
+        with the result that will be returned unless the start fails or adds something to it. `replayed` are the deltas
+        that an earlier attempt at the same response has shown. `journal` has the steps of hosted tools that it has
+        finished.
         """
         if self.telemetry is not None:
             self.telemetry.set_response_id(prepared.mint.response_id)
         route, turn = prepared.route, prepared.turn
         if prepared.is_hosted:
-            return await self._serve_hosted(prepared, first_delta_seconds, replayed, journal)
+            return self._serve_hosted(prepared, first_delta_seconds, replayed, journal)
         if first_delta_seconds is None:
-            return await self._start(route, replayed, turn)
+            return self._start(route, replayed, turn)
         start = partial(self._start, route, replayed)
-        return await self._first_delta.start(start, route, turn, seconds=first_delta_seconds)
+        return self._first_delta.start(start, route, turn, seconds=first_delta_seconds, on_pending=on_pending)
 
     async def _serve_hosted(
         self, prepared: Prepared, seconds: float | None, replayed: Sequence[Delta], journal: HostedJournal | None

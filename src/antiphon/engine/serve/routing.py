@@ -1,14 +1,15 @@
 """Routing: from a model's name to the backends that serve it, in the order in which they are tried."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import call
 from typing import Literal
 
 import msgspec
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
-from antiphon.config import UnsupportedTools
+from antiphon.config.settings import UnsupportedTools
 from antiphon.engine.prepare.parameters import check_capabilities, check_media
 from antiphon.engine.prepare.toolset import select_tools
 from antiphon.engine.serve.compaction.expansion import strip_compaction
@@ -56,6 +57,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     def describe_emulation(self, request: CreateRequest) -> list[str]:
         """Return warnings about the parts of a request that are emulated for the backend."""
+        if request.tools is None and request.text is None:  # only tools and output formats are emulated
+            return []
         return self.backend.describe_emulation(request) if isinstance(self.backend, Stage) else []
 
 
@@ -85,11 +88,14 @@ class ModelRoute(msgspec.Struct, frozen=True):
     def first(self) -> Candidate:
         return self.candidates[0]
 
-    async def start(self, turn: Turn) -> Serving:
+    def start(self, turn: Turn) -> Awaitable[Serving]:
         """Start the turn on the first candidate that can serve it.
 
         Raises the error of the last candidate that was able to serve the turn.
         """
+        return self._start_on(self.first, turn) if len(self.candidates) == 1 else self._start_on_any(turn)
+
+    async def _start_on_any(self, turn: Turn) -> Serving:
         failed: AntiphonError | None = None
         for candidate in self.candidates:
             try:
@@ -179,6 +185,7 @@ class ModelRouter:
         self._patterns = [name for name in names if "*" in name]
         self._listed: dict[str, ModelRoute] = {}
         self._lists: list[Sequence[Model]] = []
+        self._model_lists = [backend.models for backend in backends.values()]
 
     def models(self) -> list[Model]:
         """Return all models that have a name, each once."""
@@ -219,7 +226,7 @@ class ModelRouter:
         return "listed" if model in self._names or any(each.is_listed for each in route.candidates) else "unlisted"
 
     def _index(self) -> dict[str, ModelRoute]:
-        lists = [backend.models() for backend in self._backends.values()]
+        lists = list(map(call, self._model_lists))
         if lists != self._lists:  # cheap while a backend returns the same list object
             listed: dict[str, ModelRoute] = {}
             for (name, backend), models in zip(self._backends.items(), lists, strict=True):

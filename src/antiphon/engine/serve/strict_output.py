@@ -6,6 +6,7 @@ checked at its end. Another answer is held until it is complete, so that the mod
 """
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import aclosing
 
 import msgspec
@@ -34,11 +35,12 @@ _FENCED = "the JSON stands in a code fence"
 class StrictOutput(Stage):
     """Checks answers against a strict schema, for backends whose schema support is only a promise."""
 
-    async def stream(self, turn: Turn) -> Deltas:
+    def stream(self, turn: Turn) -> Awaitable[Deltas]:
         schema = find_strict_schema(turn.request) if self.capabilities.verify_json_schema else None
+        return self.inner.stream(turn) if schema is None else self._stream_checked(schema, turn)
+
+    async def _stream_checked(self, schema: JsonSchemaFormat, turn: Turn) -> Deltas:
         answer = await self.inner.stream(turn)
-        if schema is None:
-            return answer
         if turn.streamed:
             return check_at_end(schema, answer)
         return self._check_and_retry(schema, answer, turn)

@@ -4,7 +4,7 @@ System and developer messages, tools, the last user message and the last step ar
 are dropped together or not at all.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -21,15 +21,18 @@ from antiphon.stream.deltas import Deltas
 class Truncation(Stage):
     """Shortens a context that is too long for the model, if the request allows it."""
 
-    async def stream(self, turn: Turn) -> Deltas:
+    def stream(self, turn: Turn) -> Awaitable[Deltas]:
         """Begin the model call. If its context is too long, drop as many of the oldest exchanges as necessary.
 
         A shortened context gets a warning with the number of dropped items.
         """
+        return self._stream_shortened(turn) if turn.request.truncation == "auto" else self.inner.stream(turn)
+
+    async def _stream_shortened(self, turn: Turn) -> Deltas:
         try:
             return await self.inner.stream(turn)
         except ContextLengthExceeded:
-            blocks = find_droppable(turn.items) if turn.request.truncation == "auto" else []
+            blocks = find_droppable(turn.items)
             if not blocks:
                 raise
         dropped, step = await self._count_blocks_to_drop(turn, blocks), 1

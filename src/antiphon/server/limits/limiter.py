@@ -12,16 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from antiphon.config import Settings
+from antiphon.config.limits import KeyLimits
+from antiphon.config.settings import Settings
 from antiphon.engine.usage import Charge
-from antiphon.errors import AntiphonError, RateLimited
-from antiphon.limit_settings import KeyLimits
+from antiphon.errors import QUOTA_EXCEEDED, AntiphonError, RateLimited
 from antiphon.server.limits.window import MinuteWindow
 from antiphon.store.usage import LimitCounts, Spending, find_month, find_next_month
 
 Headers = list[tuple[bytes, bytes]]
 
-QUOTA_EXCEEDED = "insufficient_quota"
 
 # The end of a running response cannot be foreseen.
 _CONCURRENT_RETRY_SECONDS = 1.0
@@ -226,6 +225,8 @@ class Limiter:
         if found is None:
             if len(self._subjects) >= _MAX_SUBJECTS:
                 self._remove_idle()
+            if len(self._by_request) >= _MAX_SUBJECTS:
+                self._by_request = {}  # projects and keys without limits have entries, but no subjects
             found = self._by_request[project, key_id] = tuple(self._make_subjects(project, key_id))
         return found
 

@@ -1,6 +1,6 @@
 """The handler of /metrics."""
 
-from antiphon.config import ApiKey
+from antiphon.config.settings import ApiKey
 from antiphon.server.auth import Authenticator
 from antiphon.server.http import HttpRequest
 from antiphon.server.metrics.registry import CONTENT_TYPE

@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from antiphon.config import DEFAULT_PROJECT, KeyScope, Settings
+from antiphon.config.settings import DEFAULT_PROJECT, KeyScope, Settings
 from antiphon.errors import InsufficientScope, InvalidRequest, NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.unions import Wire
-from antiphon.server.files import read_json
 from antiphon.server.http import HttpRequest
 from antiphon.server.query import read_query
+from antiphon.server.request_body import read_json_body
 from antiphon.server.router import Operation
 from antiphon.store.base import Store
 from antiphon.store.keys import KEY_PREFIX, StoredKey, generate_key
@@ -144,7 +144,7 @@ class ProjectHandlers:
     which keys and data refer to it. A key that is not organization-wide sees only its own project.
     """
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "list_all": Operation(
             id="listProjects", summary="List the projects.", query_type=ProjectsQuery, response_type=ProjectPage
         ),
@@ -200,7 +200,7 @@ class ProjectHandlers:
         await http_request.respond_with(ProjectPage(data=shown, first_id=first_id, last_id=last_id, has_more=has_more))
 
     async def create(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_create, self._get_settings())
+        body = await read_json_body(http_request, _decode_create, self._get_settings())
         if not _is_organization_wide(http_request):
             raise InsufficientScope("This API key administers only its own project, and cannot create others.")
         _check_label(body.name, "name")
@@ -214,7 +214,7 @@ class ProjectHandlers:
         await http_request.respond_with(_describe_project(await self._find(http_request)))
 
     async def update(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_update, self._get_settings())
+        body = await read_json_body(http_request, _decode_update, self._get_settings())
         _check_label(body.name, "name")
         project = (await self._find(http_request))._replace(name=body.name)
         await self._store.save_project(project)
@@ -266,7 +266,7 @@ class ProjectHandlers:
         await http_request.respond_with(ApiKeyPage(data=shown, first_id=first_id, last_id=last_id, has_more=has_more))
 
     async def create_key(self, http_request: HttpRequest) -> None:
-        body = await read_json(http_request, _decode_key, self._get_settings())
+        body = await read_json_body(http_request, _decode_key, self._get_settings())
         if body.name:
             _check_label(body.name, "name")
         project = await self._find(http_request)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import InvalidRequest
 from antiphon.server.http import HttpRequest
@@ -20,20 +20,27 @@ _WIDTHS = {"1m": (MINUTE, 60, 1440), "1h": (HOUR, 24, 168), "1d": (DAY, 7, 31)}
 _MAX_COST_BUCKETS = 180
 _MAX_TIME = 2**40
 _COLUMNS = {"project_id": "project", "api_key_id": "key_id", "model": "model", "line_item": "model"}
+# Fields that have the same value in all usage: there are no users, no batches and no other tiers.
+_CONSTANTS = {"user_id": None, "batch": False, "service_tier": "default"}
 
 Time = Annotated[int, Meta(ge=0, le=_MAX_TIME)]
 
 
 class UsageQuery(Struct, kw_only=True):
-    """Parameters of the usage. `end_time` is now by default, and the lists select some of the usage."""
+    """Parameters of the usage. `end_time` is now by default, and the lists select some of the usage.
+
+    No usage belongs to a user or a batch, so `user_ids` and `batch` select nothing.
+    """
 
     start_time: Time
     end_time: Time | None = None
     bucket_width: Literal["1m", "1h", "1d"] = "1d"
-    group_by: list[Literal["project_id", "api_key_id", "model"]] = []
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]] = []
     project_ids: list[str] = []
+    user_ids: list[str] = []
     api_key_ids: list[str] = []
     models: list[str] = []
+    batch: bool | None = None
     limit: Annotated[int, Meta(ge=1)] | None = None
     page: str | None = None
 
@@ -128,7 +135,7 @@ class _Range(Struct):
 class UsageHandlers:
     """The usage of all projects, or of its own project for a key that is not organization-wide."""
 
-    operations: ClassVar = {
+    operations: ClassVar[dict[str, Operation]] = {
         "list_usage": Operation(
             id="listUsage",
             summary="Get the requests and tokens of models in time buckets.",
@@ -158,6 +165,8 @@ class UsageHandlers:
             )
         found = _find_range(query, width, query.limit or default)
         rows = await self._load(http_request, found, query)
+        if query.user_ids or query.batch:
+            rows = []
         if query.models:
             rows = [row for row in rows if row.model in query.models]
         by_start = _split_buckets(rows)
@@ -243,8 +252,10 @@ def _split_buckets(rows: Iterable[UsageRow]) -> dict[int, list[UsageRow]]:
 
 def _group(rows: Sequence[UsageRow], group_by: Sequence[str]) -> Iterable[tuple[dict[str, Any], list[UsageRow]]]:
     """Yield the groups of a bucket: the fields that identify one, and its rows."""
+    columns = [name for name in group_by if name in _COLUMNS]
+    constants: dict[str, Any] = {name: _CONSTANTS[name] for name in group_by if name in _CONSTANTS}
     groups: dict[tuple[str, ...], list[UsageRow]] = {}
     for row in rows:
-        groups.setdefault(tuple(getattr(row, _COLUMNS[name]) for name in group_by), []).append(row)
+        groups.setdefault(tuple(getattr(row, _COLUMNS[name]) for name in columns), []).append(row)
     for values, members in sorted(groups.items()):
-        yield {name: value or None for name, value in zip(group_by, values, strict=True)}, members
+        yield constants | {name: value or None for name, value in zip(columns, values, strict=True)}, members

@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from antiphon.engine.telemetry import ModelCallRecord
+from antiphon.engine.model_calls import ModelCallRecord
 from antiphon.server.metrics import registry
 from antiphon.server.metrics.registry import BoundedLabel, Histogram, Labels, Series
 from antiphon.server.metrics.server_metrics import MAX_MODELS

@@ -5,9 +5,7 @@ This module imports OpenTelemetry.
 
 import asyncio
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -21,13 +19,11 @@ from antiphon.server.telemetry.spans import RequestSpans
 from antiphon.telemetry.conventions import make_tracer, turn_on_current_trace
 from antiphon.telemetry.environment import captures_content
 from antiphon.telemetry.export import find_provider, make_exporters, make_resource
+from antiphon.telemetry.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Interval between two log lines of one exporter.
-_LOG_SECONDS = 60.0
 
 # The last spans and metrics are exported within this time, or lost: a collector that is down must not delay the end.
 CLOSE_SECONDS = 5.0
@@ -101,23 +97,8 @@ def _try(make: Callable[[], T]) -> T | None:
         return None
 
 
-class _LogLimit(logging.Filter):
-    """Passes one record in a minute. A collector that is down would otherwise fill the log with retries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._next_at = -math.inf
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        if now < self._next_at:
-            return False
-        self._next_at = now + _LOG_SECONDS
-        return True
-
-
 def _limit_log() -> None:
     for name in ("http.trace_exporter", "http.metric_exporter", "grpc.exporter"):
         exporter = logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}")
-        if not any(isinstance(each, _LogLimit) for each in exporter.filters):
-            exporter.addFilter(_LogLimit())
+        if not any(isinstance(each, LogLimit) for each in exporter.filters):
+            exporter.addFilter(LogLimit())

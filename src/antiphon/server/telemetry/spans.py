@@ -3,139 +3,217 @@
 This module imports OpenTelemetry.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, StatusCode
 
 from antiphon.server.http import HttpRequest
 from antiphon.server.log import AccessLine
 from antiphon.server.router import Router
 from antiphon.server.websocket.socket import UpgradeRequest
-from antiphon.telemetry.conventions import describe_address, parse_trace_headers, record_error
+from antiphon.telemetry.conventions import describe_address, record_error
+from antiphon.telemetry.current_context import (
+    NO_CONTEXT,
+    SPAN_KEY,
+    CurrentSpan,
+    make_context,
+    reset_context,
+    set_context,
+)
+from antiphon.telemetry.otlp.frame import SpanFrame
+from antiphon.telemetry.otlp.provider import OtlpTracer, find_finish_function
+from antiphon.telemetry.trace_context import parse_trace_headers
+
+logger = logging.getLogger(__name__)
 
 Serve = Callable[[HttpRequest, Router], Awaitable[None]]
+Report = Callable[[HttpRequest], None]
 
 # Requests of load balancers and monitoring, which would be most of all spans.
 _NOT_TRACED = frozenset({"/healthz", "/readyz", "/metrics"})
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _CLIENT_GONE = "client_gone"
 _MAX_PATH_LENGTH = 1024
+_MAX_CACHED_LENGTH = 1024
+_MAX_FRAMES = 256
 _SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 _OTHER_METHOD = "_OTHER"
+_WEBSOCKET = "websocket"
+
+
+# The attributes of a server span whose values do not repeat.
+_TYPES = {"antiphon.request.id": str, "antiphon.response.id": str}
+_TYPES_WITH_PATH = {**_TYPES, "url.path": str}
+_SERVER_KIND: int = SpanKind.SERVER.value
+
+_FrameKey = tuple[str, str, bool, bytes, bytes, str, int]
 
 
 class RequestSpans:
-    """Makes the spans of requests. They continue the trace that the header `traceparent` names."""
+    """Makes the spans of requests. They continue the trace that the header `traceparent` names.
+
+    `HttpRequest.trace` is None for a request without a trace, else the span and the token of the context. The upgrade
+    to a WebSocket has a context, but no span: a connection may be open for hours, and each of its responses has one.
+    """
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
+        self._start_otlp_span = tracer.start if isinstance(tracer, OtlpTracer) else None
+        self._finish_span = find_finish_function(tracer)
+        self._frames: dict[_FrameKey, SpanFrame] = {}
 
-    def wrap(self, serve: Serve) -> Serve:
-        """Return the function with a span around it."""
+    def wrap_serve(self, serve: Serve) -> Serve:
+        """Return a function that starts the span of a request and serves it."""
+        start_otlp_span, start_other = self._start_otlp_span, self._start_other
 
-        async def serve_traced(http_request: HttpRequest, router: Router) -> None:
+        def serve_traced(http_request: HttpRequest, router: Router) -> Awaitable[None]:
             if http_request.path in _NOT_TRACED:
-                await serve(http_request, router)
-                return
-            parent = _read_parent(http_request)
-            if isinstance(http_request, UpgradeRequest):
-                # A connection may be open for hours. Each of its responses has a span.
-                with _use(parent):
-                    await serve(http_request, router)
-                return
-            method = http_request.method if http_request.method in _METHODS else _OTHER_METHOD
-            span = self._tracer.start_span(method, parent, SpanKind.SERVER, _describe_request(http_request, method))
-            try:
-                with _use(trace.set_span_in_context(span, parent)):
-                    await serve(http_request, router)
-            except BaseException as error:
-                record_error(span, error)
-                raise
-            finally:
-                if span.is_recording():
-                    _record_end(span, http_request, method)
-                span.end()
+                http_request.trace = None
+                return serve(http_request, router)
+            headers = http_request.headers
+            parent = _parse_parent(headers) if b"traceparent" in headers else None
+            if start_otlp_span is not None and type(http_request) is HttpRequest:
+                span = start_otlp_span(parent, _SERVER_KIND)
+                http_request.trace = span, set_context({SPAN_KEY: span})
+            else:
+                http_request.trace = start_other(http_request, parent)
+            return serve(http_request, router)
 
         return serve_traced
+
+    def wrap_report(self, report: Report) -> Report:
+        """Return a function that reports a request that has been served, and ends its span."""
+        find_frame, finish_span = self._frames.get, self._finish_span
+
+        def report_traced(http_request: HttpRequest) -> None:
+            report(http_request)
+            if http_request.trace is None:
+                return
+            span, token = http_request.trace
+            try:
+                reset_context(token)
+            except ValueError:
+                logger.debug("the context of a request was not reset: its task was dropped")
+            if span is None or type(span) is NonRecordingSpan:
+                return
+            if http_request.error_code is not None:
+                _record_error(span, http_request.error_code, http_request.status)
+            route, path, read = http_request.route_path, http_request.path, http_request.headers.get
+            host, user_agent = read(b"host", b""), read(b"user-agent", b"")
+            key = (
+                http_request.method,
+                route,
+                path == route,
+                host,
+                user_agent,
+                http_request.project,
+                http_request.status,
+            )
+            frame = find_frame(key) or self._make_frame(key)
+            # A path with ids differs from its route, and from the paths of other requests.
+            if path == route:
+                finish_span(span, frame, (http_request.id, http_request.response_id))
+            else:
+                finish_span(span, frame, (http_request.id, http_request.response_id, path[:_MAX_PATH_LENGTH]))
+
+        return report_traced
+
+    def record_error(self, http_request: HttpRequest, error: BaseException) -> None:
+        """Record the exception that ends a request without a response, such as a cancellation."""
+        span = None if http_request.trace is None else http_request.trace[0]
+        if span is not None:
+            record_error(span, error)
+
+    def _start_other(self, http_request: HttpRequest, parent: Span | None) -> tuple[Span | None, Any]:
+        context = NO_CONTEXT if parent is None else make_context(parent)
+        if isinstance(http_request, UpgradeRequest):
+            return None, set_context(context)
+        # A sampler of the SDK can read the name and the attributes of a new span.
+        method = http_request.method if http_request.method in _METHODS else _OTHER_METHOD
+        attributes = _describe_start(http_request, method)
+        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
+        return span, set_context(make_context(span))
+
+    def _make_frame(self, key: _FrameKey) -> SpanFrame:
+        """Return the frame of requests with these values, and keep it for the next ones."""
+        method, route, is_fixed, host, user_agent, project, status = key
+        results = {"http.route": route, "antiphon.project": project, "http.response.status_code": status}
+        is_known = method in _METHODS or method == _WEBSOCKET
+        name = method if is_known else _OTHER_METHOD
+        http_method = "GET" if method == _WEBSOCKET else name
+        attributes = _describe_request(http_method, route if is_fixed else "", host, user_agent)
+        attributes |= {name: value for name, value in results.items() if value}
+        types = _TYPES if is_fixed else _TYPES_WITH_PATH
+        frame = SpanFrame(f"{name} {route}".rstrip(), _SERVER_KIND, attributes, types)
+        if len(self._frames) >= _MAX_FRAMES:
+            self._frames.clear()
+        if is_known and len(host) + len(user_agent) <= _MAX_CACHED_LENGTH:
+            self._frames[key] = frame
+        return frame
 
     @contextmanager
     def trace_message(self, upgrade: HttpRequest) -> Iterator[None]:
         """Make the span of a response on a WebSocket. Its parent is the span that the upgrade request names."""
-        attributes = _describe_request(upgrade, "GET") | {"antiphon.request.id": upgrade.id}
-        if upgrade.route_path:
-            attributes["http.route"] = upgrade.route_path
-        span = self._tracer.start_span(
-            f"websocket {upgrade.route_path}".rstrip(), kind=SpanKind.SERVER, attributes=attributes
-        )
+        name = f"{_WEBSOCKET} {upgrade.route_path}".rstrip()
+        attributes = _describe_start(upgrade, "GET") if self._start_otlp_span is None else None
+        span = self._tracer.start_span(name, None, SpanKind.SERVER, attributes)
         try:
-            with _use(trace.set_span_in_context(span)):
+            with CurrentSpan(span):
                 yield
         except BaseException as error:
             record_error(span, error)
             raise
         finally:
-            span.end()
+            if span.is_recording():  # without a log line
+                self._finish_message(span, upgrade, "", 0, None)
 
-    def record_line(self, line: AccessLine) -> None:
-        """Add the result of a response on a WebSocket to the current span."""
+    def record_line(self, upgrade: HttpRequest, line: AccessLine) -> None:
+        """End the current span, which is that of a response on a WebSocket, with its result."""
         span = trace.get_current_span()
-        ids = {"antiphon.project": line.project, "antiphon.response.id": line.response_id}
-        _record_result(span, ids, line.status, line.error)
+        if span.is_recording():
+            if line.error:
+                _record_error(span, line.error, line.status)
+            self._finish_message(span, upgrade, line.project or "", line.status, line.response_id)
+
+    def _finish_message(
+        self, span: Span, upgrade: HttpRequest, project: str, status: int, response_id: str | None
+    ) -> None:
+        host, user_agent = upgrade.headers.get(b"host", b""), upgrade.headers.get(b"user-agent", b"")
+        # The path of a WebSocket has no ids.
+        key = (_WEBSOCKET, upgrade.route_path, True, host, user_agent, project, status)
+        frame = self._frames.get(key) or self._make_frame(key)
+        self._finish_span(span, frame, (upgrade.id, response_id))
 
 
-def _read_parent(http_request: HttpRequest) -> contexts.Context:
-    headers = http_request.headers
-    if b"traceparent" not in headers:
-        return contexts.Context()
-    return parse_trace_headers(
-        {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
-    )
+def _parse_parent(headers: Mapping[bytes, bytes]) -> Span | None:
+    """Return the span that the headers name, or None if they are not valid."""
+    found = {name.decode(): headers[name].decode("latin-1") for name in _TRACE_HEADERS if name in headers}
+    return parse_trace_headers(found).get(SPAN_KEY)
 
 
-def _describe_request(http_request: HttpRequest, method: str) -> dict[str, Any]:
-    headers = http_request.headers
-    attributes: dict[str, Any] = {
-        "http.request.method": method,
-        "url.path": http_request.path[:_MAX_PATH_LENGTH],
-        "url.scheme": "http",
-    }
-    if b"host" in headers:
-        attributes |= describe_address(f"http://{headers[b'host'].decode('latin-1')}")
-    if b"user-agent" in headers:
-        attributes["user_agent.original"] = headers[b"user-agent"].decode("latin-1")[:_MAX_PATH_LENGTH]
-    return attributes
-
-
-def _record_end(span: Span, http_request: HttpRequest, method: str) -> None:
-    if http_request.route_path:
-        span.update_name(f"{method} {http_request.route_path}")
-    attributes = {
-        "http.route": http_request.route_path,
-        "antiphon.request.id": http_request.id,
-        "antiphon.project": http_request.project,
-        "antiphon.response.id": http_request.response_id,
-    }
-    _record_result(span, attributes, http_request.status, http_request.error_code)
-
-
-def _record_result(span: Span, attributes: dict[str, str | None], status: int, error: str | None) -> None:
-    """Set the attributes that have a value, and the result. One call of the span costs less than several."""
-    values = attributes | {"http.response.status_code": status, "error.type": error}
-    span.set_attributes({name: value for name, value in values.items() if value})
+def _record_error(span: Span, error: str, status: int) -> None:
+    span.set_attribute("error.type", error)
     # An error of the client is not one of the server. A stream that fails has the status 200.
-    if error is not None and error != _CLIENT_GONE and (status >= _SERVER_ERROR or status == 200):
+    if error != _CLIENT_GONE and (status >= _SERVER_ERROR or status == 200):
         span.set_status(StatusCode.ERROR)
 
 
-@contextmanager
-def _use(context: contexts.Context) -> Iterator[None]:
-    token = contexts.attach(context)
-    try:
-        yield
-    finally:
-        contexts.detach(token)
+def _describe_start(http_request: HttpRequest, method: str) -> dict[str, Any]:
+    read = http_request.headers.get
+    return _describe_request(method, http_request.path, read(b"host", b""), read(b"user-agent", b""))
+
+
+def _describe_request(method: str, path: str, host: bytes, user_agent: bytes) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"http.request.method": method, "url.scheme": "http"}
+    if path:
+        attributes["url.path"] = path[:_MAX_PATH_LENGTH]
+    if host:
+        attributes |= describe_address(f"http://{host[:_MAX_PATH_LENGTH].decode('latin-1')}")
+    if user_agent:
+        attributes["user_agent.original"] = user_agent.decode("latin-1")[:_MAX_PATH_LENGTH]
+    return attributes

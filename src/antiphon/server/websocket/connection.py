@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from antiphon.config.settings import Settings
 from antiphon.engine.respond.run import Run
 from antiphon.errors import (
     AntiphonError,
@@ -16,7 +17,7 @@ from antiphon.errors import (
 )
 from antiphon.offload import mark_large
 from antiphon.protocol import codec
-from antiphon.protocol.codec import DecodedRequest
+from antiphon.protocol.codec import Decoded
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.websocket import CREATE, STEER, MessageHeader, ReturnedSteer, SteerError, SteerFailed
 from antiphon.server.http import ClientDisconnected
@@ -42,19 +43,16 @@ class WebSocketConnection:
     def __init__(
         self,
         state: ConnectionState,
+        settings: Settings,
         *,
         check_key: Callable[[], Awaitable[None]],
-        max_bytes: int,
-        max_values: int,
-        max_seconds: float,
-        write_timeout: float,
     ) -> None:
         self._state = state
         self._check_key = check_key
-        self._max_bytes = max_bytes
-        self._max_values = max_values
-        self._max_seconds = max_seconds
-        self._stall_seconds = min(_CLOSING_STALL_SECONDS, write_timeout)
+        self._max_bytes = settings.max_body_bytes
+        self._max_values = settings.max_body_values
+        self._max_seconds = settings.websocket_max_seconds
+        self._stall_seconds = min(_CLOSING_STALL_SECONDS, settings.write_timeout_seconds)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._lanes: dict[str | None, Lane] = {}
         self._closing_error: AntiphonError | None = None
@@ -142,7 +140,7 @@ class WebSocketConnection:
         body = message.encode()
         try:
             decoded = await self._decode(codec.decode_request, body)
-            if decoded.request.type is None:
+            if decoded.body.type is None:
                 raise MissingParameter("Missing required parameter: 'type'.", param="type")
         except InvalidRequest as error:
             await self._handle_other(body, error)
@@ -169,11 +167,11 @@ class WebSocketConnection:
                 f"A message must be of type '{CREATE}' or '{STEER}'.", param="type", code="invalid_value"
             )
         elif isinstance(header.previous_response_id, str):
-            self._state.session.forget(header.previous_response_id)
+            self._state.memory.forget(header.previous_response_id)
         await self._state.write_error(error, _check_stream_id(header.stream_id))
 
-    async def _handle_request(self, decoded: DecodedRequest, size: int) -> None:
-        request = decoded.request
+    async def _handle_request(self, decoded: Decoded[CreateRequest], size: int) -> None:
+        request = decoded.body
         lane = self._lanes.get(request.stream_id)
         try:
             self._check_capacity(lane, size)
@@ -184,7 +182,7 @@ class WebSocketConnection:
             _check_parameters(request)
         except AntiphonError as error:
             self._state.release_request(size)
-            self._state.session.forget(request.previous_response_id)
+            self._state.memory.forget(request.previous_response_id)
             await self._state.write_error(error, _check_stream_id(request.stream_id))
             return
         request.stream = True

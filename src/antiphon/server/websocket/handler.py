@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable, UpgradeRequired
 from antiphon.server.auth import Authenticator
@@ -46,23 +46,16 @@ class WebSocketHandler:
         from antiphon.server.websocket.connection import WebSocketConnection
         from antiphon.server.websocket.state import ConnectionState
 
-        limit = self._settings.max_body_bytes
         state = ConnectionState(
             self._engine,
+            self._settings,
             http_request,
             self._keepalive,
-            max_bytes=limit,
-            compat=self._settings.compat,
             get_limiter=self._get_limiter,
+            spans=self._spans,
         )
-        state.spans = self._spans
         connection = WebSocketConnection(
-            state,
-            check_key=lambda: self._authenticator.check_again(http_request.headers),
-            max_bytes=limit,
-            max_values=self._settings.max_body_values,
-            max_seconds=self._settings.websocket_max_seconds,
-            write_timeout=self._settings.write_timeout_seconds,
+            state, self._settings, check_key=lambda: self._authenticator.check_again(http_request.headers)
         )
         await http_request.accept()
         self._connections.add(connection)

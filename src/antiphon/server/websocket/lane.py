@@ -11,13 +11,14 @@ import msgspec
 
 from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.respond.run import Run
-from antiphon.errors import AntiphonError, RateLimited, ServerError
+from antiphon.errors import AntiphonError, RateLimited
 from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
+from antiphon.server.error_response import make_internal_error
 from antiphon.server.http import LARGE_STREAM_BYTES, ClientDisconnected
 from antiphon.server.include import add_include
 from antiphon.server.log import AccessLine, log_line
@@ -111,7 +112,7 @@ class Lane:
                             await self._serve(queued)
                     finally:
                         self._state.release_request(queued.size)
-                        self._state.hold_session()
+                        self._state.hold_memory()
         finally:
             self.task = None
             if self._keepalive_task is not None:
@@ -151,7 +152,7 @@ class Lane:
                 queued.request,
                 project=self._state.project,
                 key_id=self._state.upgrade.key_id,
-                session=self._state.session,
+                memory=self._state.memory,
             )
         except Exception as error:
             await self._refuse(queued, _as_antiphon_error(error, self._state.upgrade.id), line)
@@ -215,7 +216,7 @@ class Lane:
         line.ms = round(time.perf_counter() * 1000 - line.ms, 2)
         line.bytes = size
         if self._state.spans is not None:
-            self._state.spans.record_line(line)
+            self._state.spans.record_line(self._state.upgrade, line)
         log_line(line)
 
     async def _use_steers(self, run: Run) -> None:
@@ -283,4 +284,4 @@ def _as_antiphon_error(error: Exception, request_id: str) -> AntiphonError:
     logger.error("the request failed", exc_info=error, extra={"request_id": request_id})
     if isinstance(error, AntiphonError):
         return error
-    return ServerError(f"The server had an error. The request id is {request_id}.")
+    return make_internal_error(request_id)

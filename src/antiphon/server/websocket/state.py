@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from antiphon.config import Dialect
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
-from antiphon.engine.respond.session import ConnectionMemory
+from antiphon.engine.respond.connection_memory import ConnectionMemory
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
-from antiphon.server.body_budget import BodyBudget
+from antiphon.server.body_budget import BodyBudget, BodyShare
 from antiphon.server.dialect import choose_dialect
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.limits.limiter import Limiter
@@ -36,8 +36,8 @@ class ConnectionState:
     `unsettled`: steered responses that have not ended. The event is set when their steering input has been queued,
     stored as pending, or returned.
     `request_share` is the share of the budget for request bodies that the queued and the served requests take. It is
-    dropped, with the connection, if the client has not read for a while. `session_share` is that of the responses in
-    the session. They are forgotten if others need it: a cache gives way to requests.
+    dropped, with the connection, if the client has not read for a while. `memory_share` is that of the responses in
+    the memory. They are forgotten if others need it: a cache gives way to requests.
     """
 
     __slots__ = (
@@ -47,10 +47,10 @@ class ConnectionState:
         "engine",
         "get_limiter",
         "keepalive",
+        "memory",
+        "memory_share",
         "pending_steers",
         "request_share",
-        "session",
-        "session_share",
         "socket",
         "spans",
         "unsettled",
@@ -60,24 +60,24 @@ class ConnectionState:
     def __init__(
         self,
         engine: Engine,
+        settings: Settings,
         upgrade: UpgradeRequest,
         keepalive: Keepalive,
         *,
-        max_bytes: int,
-        compat: Dialect,
-        get_limiter: Callable[[], Limiter | None] = lambda: None,
+        get_limiter: Callable[[], Limiter | None],
+        spans: "RequestSpans | None",
     ) -> None:
-        self.dialect = choose_dialect(upgrade.headers, compat)
-        self.body_budget = upgrade.body_budget or BodyBudget(max_bytes)
+        self.dialect = choose_dialect(upgrade.headers, settings.compat)
+        self.body_budget = upgrade.body_budget or BodyBudget(settings.max_body_bytes)
         self.engine = engine
         self.get_limiter = get_limiter
         self.upgrade = upgrade
         self.socket = upgrade.socket
-        self.request_share = self.body_budget.open(self.socket.abort, is_slow=self._is_stalled)
-        self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
+        self.request_share = self.body_budget.open(self.socket.abort, project=upgrade.project, is_slow=self._is_stalled)
+        self.memory_share = self._open_memory_share()
         self.keepalive = keepalive
-        self.spans: RequestSpans | None = None
-        self.session = ConnectionMemory(max_bytes=max_bytes)
+        self.spans = spans
+        self.memory = ConnectionMemory(max_bytes=settings.max_body_bytes)
         self.ended: dict[str, str] = {}
         self.pending_steers: dict[str, Sequence[QueuedSteer]] = {}
         self.unsettled: dict[str, asyncio.Event] = {}
@@ -94,18 +94,21 @@ class ConnectionState:
     def release_request(self, size: int) -> None:
         self.request_share.resize(self.request_share.size - size)
 
-    def hold_session(self) -> None:
-        """Count the bytes of the responses in the session. Forget them if the budget for bodies is exhausted."""
-        if not self.session_share.resize(self.session.measure()):
-            self.session.clear()
+    def hold_memory(self) -> None:
+        """Count the bytes of the responses in the memory. Forget them if the budget for bodies is exhausted."""
+        if not self.memory_share.resize(self.memory.measure()):
+            self.memory.clear()
 
     def close_shares(self) -> None:
         self.request_share.close()
-        self.session_share.close()
+        self.memory_share.close()
 
     def _drop_session(self) -> None:
-        self.session.clear()
-        self.session_share = self.body_budget.open(self._drop_session, is_slow=lambda: True)
+        self.memory.clear()
+        self.memory_share = self._open_memory_share()
+
+    def _open_memory_share(self) -> BodyShare:
+        return self.body_budget.open(self._drop_session, project=self.project, is_slow=lambda: True)
 
     def _is_stalled(self) -> bool:
         return self.socket.compute_stall() > _MAX_STALL_SECONDS

@@ -49,11 +49,12 @@ class QueuedSteer(msgspec.Struct, frozen=True, kw_only=True):
 def parse_steer(body: bytes, raw: Raw) -> QueuedSteer:
     """Parse a `response.steer` message. Raises SteerRefused."""
     try:
-        steer, unknown = codec.decode_steer(body)
+        decoded = codec.decode_steer(body)
     except InvalidRequest as error:
         raise SteerRefused("invalid_input", error.message) from None
-    if unknown:
-        raise SteerRefused("invalid_input", f"'{unknown[0]}' is not a field of a steering message.")
+    steer = decoded.body
+    if decoded.ignored:
+        raise SteerRefused("invalid_input", f"'{decoded.ignored[0]}' is not a field of a steering message.")
     items = [Message("user", steer.input)] if isinstance(steer.input, str) else steer.input
     if not items:
         raise SteerRefused("invalid_input", "'input' must not be empty.")

@@ -5,8 +5,8 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from antiphon.config import Settings
-from antiphon.errors import AntiphonError
+from antiphon.config.settings import Settings
+from antiphon.server.reload import describe_failure
 from antiphon.server.workers.messages import (
     Answer,
     Answers,
@@ -17,13 +17,12 @@ from antiphon.server.workers.messages import (
     WorkerReady,
     decode_for_worker,
 )
+from antiphon.store.peer_link import AnswerQuestion, PeersUnresponsive
 
 logger = logging.getLogger(__name__)
 
 # Time for which a question waits for the answers of the other workers.
 _ANSWER_SECONDS = 5.0
-
-AnswerQuestion = Callable[[bytes], Awaitable[bytes]]
 
 
 class SupervisorLink:
@@ -35,7 +34,7 @@ class SupervisorLink:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._channel: Channel | None = None
-        self._waiting: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._waiting: dict[int, asyncio.Future[Answers]] = {}
         self._last_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.answers: dict[str, AnswerQuestion] = {}
@@ -49,19 +48,28 @@ class SupervisorLink:
         self._run(self._read(self._channel))
 
     async def ask(self, kind: str, payload: bytes = b"") -> list[bytes]:
-        """Return the answers of the other workers, without the empty ones."""
+        """Return the answers of the other workers, without the empty ones. Raises PeersUnresponsive."""
+        given = await self._ask(kind, payload)
+        if given.silent_seconds is not None and not given.answers:
+            raise PeersUnresponsive(given.silent_seconds)
+        return given.answers
+
+    async def ask_all(self, kind: str, payload: bytes = b"") -> list[bytes]:
+        return (await self._ask(kind, payload)).answers
+
+    async def _ask(self, kind: str, payload: bytes) -> Answers:
         if self._channel is None:
-            return []
+            return Answers(0, [])
         self._last_id += 1
         question_id = self._last_id
-        waiting: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self._waiting[question_id] = waiting
         self._channel.send(Question(kind, payload, question_id))
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await waiting
-        except TimeoutError:
-            return []
+        except TimeoutError:  # the supervisor itself does not answer
+            return Answers(question_id, [], _ANSWER_SECONDS)
         finally:
             del self._waiting[question_id]
 
@@ -76,7 +84,7 @@ class SupervisorLink:
             if isinstance(message, Answers):
                 waiting = self._waiting.get(message.id)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(message.answers)
+                    waiting.set_result(message)
             elif isinstance(message, Reload):
                 self._run(self._reload(channel, message.settings))
             elif isinstance(message, Question):
@@ -89,11 +97,8 @@ class SupervisorLink:
         try:
             if self.apply_settings is not None:
                 await self.apply_settings(settings)
-        except (AntiphonError, OSError) as error:
-            channel.send(Reloaded(" ".join(str(error).split())))
         except Exception as error:
-            logger.exception("the settings were not reloaded")
-            channel.send(Reloaded(f"{type(error).__name__}: see the log of the server."))
+            channel.send(Reloaded(describe_failure(error)))
         else:
             channel.send(Reloaded())
 

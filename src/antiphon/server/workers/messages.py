@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 
 # A worker that does not read gets no further messages beyond this size: those that matter are sent to few workers.
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
@@ -41,10 +41,14 @@ class Question(Struct, tag=True, frozen=True):
 
 
 class Answers(Struct, tag=True, frozen=True):
-    """The answers of the other workers to a question. A worker that does not answer is left out."""
+    """The answers of the other workers to a question. A worker that does not answer is left out.
+
+    `silent_seconds` is the time for which one has not answered, or None if all have.
+    """
 
     id: int
     answers: list[bytes]
+    silent_seconds: float | None = None
 
 
 class WorkerReady(Struct, tag=True, frozen=True):

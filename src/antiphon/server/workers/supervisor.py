@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from antiphon.config import Settings
+from antiphon.config.changes import SettingChanges, compare_settings
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.listener import format_url
 from antiphon.server.reload import Reloader
-from antiphon.server.running_servers import ServerFile
+from antiphon.server.running_servers import FOLDER, ServerFile
+from antiphon.server.store_users import register_store_user
 from antiphon.server.workers.messages import (
     Answer,
     Answers,
@@ -32,7 +34,6 @@ from antiphon.server.workers.messages import (
     WorkerReady,
     decode_for_supervisor,
 )
-from antiphon.setting_changes import SettingChanges, compare_settings
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class WorkerProcess:
         self.failure: str | None = None
         self.is_ready = False
         self.has_ended = False
+        self.silent_since: float | None = None  # the time of the first question without an answer
         self.reloaded: asyncio.Future[str | None] | None = None
 
     @classmethod
@@ -144,7 +146,9 @@ class Supervisor:
             return
         tasks = [first, *(loop.create_task(self._run_worker(number)) for number in numbers[1:])]
         await asyncio.gather(*self._started.values())
-        file = ServerFile.create(self._settings.data_dir, format_url(self._listener))
+        url = format_url(self._listener)
+        store_user = register_store_user(self._settings, url)
+        file = ServerFile.create(self._settings.data_dir / FOLDER, url)
         reloader = Reloader(
             self._load_settings, self._apply_settings, file=file, on_hangup=lambda: self._stop(signal.SIGHUP)
         )
@@ -156,6 +160,8 @@ class Supervisor:
             await asyncio.gather(*tasks)
         finally:
             reloader.close()
+            if store_user is not None:
+                store_user.remove()
 
     async def _apply_settings(self, settings: Settings) -> SettingChanges:
         """Change the settings of all workers. If the first one cannot use them, no worker is changed."""
@@ -285,16 +291,17 @@ class QuestionRelay:
         others = [worker for worker in others if worker.is_ready]
         self._last_id += 1
         key = self._last_id
-        self._pending[key] = PendingQuestion(sender, question.id, {worker.number for worker in others})
+        self._pending[key] = PendingQuestion(sender, question.id, {worker.number: worker for worker in others})
         for worker in others:
             worker.channel.send(Question(question.kind, question.payload, key))
         asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._finish, key)
         self._finish_complete(key)
 
     def answer(self, worker: WorkerProcess, answer: Answer) -> None:
+        worker.silent_since = None
         pending = self._pending.get(answer.id)
         if pending is not None:
-            pending.missing.discard(worker.number)
+            pending.missing.pop(worker.number, None)
             if answer.payload:
                 pending.answers.append(answer.payload)
             self._finish_complete(answer.id)
@@ -302,7 +309,7 @@ class QuestionRelay:
     def forget(self, number: int) -> None:
         """Wait no longer for the answers of a worker that has ended."""
         for key, pending in tuple(self._pending.items()):
-            pending.missing.discard(number)
+            pending.missing.pop(number, None)
             self._finish_complete(key)
 
     def _finish_complete(self, key: int) -> None:
@@ -312,17 +319,27 @@ class QuestionRelay:
     def _finish(self, key: int) -> None:
         pending = self._pending.pop(key, None)
         if pending is not None:
-            pending.sender.channel.send(Answers(pending.question_id, pending.answers))
+            seconds = pending.measure_silence()
+            pending.sender.channel.send(Answers(pending.question_id, pending.answers, seconds))
 
 
 class PendingQuestion:
-    """A question, the numbers of the workers that have not answered it, and the answers."""
+    """A question, the workers that have not answered it, by number, and the answers."""
 
-    def __init__(self, sender: WorkerProcess, question_id: int, missing: set[int]) -> None:
+    def __init__(self, sender: WorkerProcess, question_id: int, missing: dict[int, WorkerProcess]) -> None:
         self.sender = sender
         self.question_id = question_id
         self.missing = missing
         self.answers: list[bytes] = []
+        self._began_at = time.monotonic()
+
+    def measure_silence(self) -> float | None:
+        """Return the time for which a worker has not answered. Of several workers, take the last to fail."""
+        if not self.missing:
+            return None
+        for worker in self.missing.values():
+            worker.silent_since = worker.silent_since or self._began_at
+        return time.monotonic() - max(worker.silent_since or 0.0 for worker in self.missing.values())
 
 
 def _explain_start(worker: WorkerProcess, status: int) -> Exception:

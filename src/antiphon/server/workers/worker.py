@@ -62,7 +62,6 @@ def _serve(start: Start, connection: socket.socket, listener: socket.socket) -> 
     link.on_end = server.request_stop
     link.apply_settings = server.apply_settings
     peers = WorkerPeers(link, engine, server.metrics)
-    engine.connect(peers)
     if server.metrics is not None:
         server.metrics.join(start.number, peers.collect_metrics)
     server.run(sockets=[listener])

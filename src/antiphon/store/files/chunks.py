@@ -3,12 +3,14 @@
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+from antiphon.offload import LARGE_COUNT, run_in_thread
+from antiphon.retrieval.ranking import Ranked
 from antiphon.store.files.rows import (
     ChunkRow,
     IndexingJob,
     IndexingLost,
-    ScoredChunk,
     SearchEntry,
     TextMatch,
     VectorQuery,
@@ -97,7 +99,7 @@ class ChunkTable(StepDatabase):
 
     async def release_indexing(self, owner: str, position: int) -> None:
         """Return an entry to the queue. The attempt does not count."""
-        await self._execute(RELEASE, (position, owner))
+        await self._change(RELEASE, (position, owner))
 
     async def find_next_claim(self) -> float | None:
         """Return the time at which an entry in progress can be claimed, or None if there is none."""
@@ -137,10 +139,7 @@ class ChunkTable(StepDatabase):
     async def load_search_entries(self, project: str, store_id: str) -> list[SearchEntry]:
         """Return the files of a vector store that can be searched."""
         rows = await self._fetch(SEARCH_ENTRIES, (project, store_id, int(self._now())))
-        return [
-            SearchEntry(position, file_id, name, None if packed is None else json.loads(packed))
-            for position, file_id, name, packed in rows
-        ]
+        return await run_in_thread(_make_entries, rows) if len(rows) > LARGE_COUNT else _make_entries(rows)
 
     async def read_vectors(self, entry: int, *, after: int, limit: int) -> list[VectorRow]:
         """Return vectors of an entry's chunks in the order of their ids, from the first id greater than `after`."""
@@ -161,6 +160,10 @@ class ChunkTable(StepDatabase):
         With `entries`, only the chunks of these entries are considered. `revision` is that of the vector store: counts
         of its words are used again as long as it is the same.
         """
+
+    @abstractmethod
+    async def count_matches(self, scope: str, words: Sequence[str], *, limit: int) -> list[int]:
+        """Return the number of chunks of a vector store that contain each word. Counting stops at the limit."""
 
     @abstractmethod
     async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
@@ -191,7 +194,7 @@ class ChunkTable(StepDatabase):
         """Return the processes of this machine, if only they use the database."""
         return None
 
-    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[ScoredChunk] | None:
+    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[Ranked] | None:
         """Return the best chunks, compared in the database, or None if it cannot compare these vectors."""
         return None
 
@@ -200,6 +203,13 @@ class ChunkTable(StepDatabase):
     ) -> Steps[None]:
         rows = [(position, chunk.starts_at, scope, chunk.text, chunk.vectors) for chunk in chunks]
         yield Batch(INSERT_CHUNK, rows)
+
+
+def _make_entries(rows: Sequence[Sequence[Any]]) -> list[SearchEntry]:
+    return [
+        SearchEntry(position, file_id, name, None if packed is None else json.loads(packed))
+        for position, file_id, name, packed in rows
+    ]
 
 
 def delete_entries(positions: Sequence[int]) -> Steps[None]:

@@ -7,6 +7,8 @@ from antiphon.store.base import Order
 from antiphon.store.files.chunks import delete_entries
 from antiphon.store.files.paging import list_page
 from antiphon.store.files.rows import FileRow, PartRow, UploadRow
+from antiphon.store.limits import StoreLimits
+from antiphon.store.object_limits import check_file_number
 from antiphon.store.sql_steps import Lock, SqlStep, StepDatabase, Steps
 
 _FILE = "id, created_at, expires_at, filename, bytes, purpose"
@@ -28,6 +30,9 @@ KNOWN = """
 SELECT id FROM files WHERE id IN TEXTS(?) UNION SELECT id FROM upload_parts WHERE id IN TEXTS(?)
 """
 SUM_BYTES = "SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM files WHERE project = ?"
+COUNT_FILES = "SELECT count(*) FROM files WHERE project = ?"
+COUNT_UPLOADS = "SELECT count(*) FROM uploads WHERE project = ?"
+COUNT_PARTS = "SELECT count(*) FROM upload_parts WHERE project = ? AND upload_id = ?"
 SUM_PARTS = "SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM upload_parts WHERE project = ? AND upload_id = ?"
 SUM_ALL_PARTS = "SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM upload_parts WHERE project = ?"
 
@@ -50,7 +55,7 @@ _EXPIRY_STEP = 100
 class FileTable(StepDatabase):
     async def save_file(self, project: str, file: FileRow, *, max_project_bytes: int | None = None) -> None:
         """Save a new file. Raises InvalidRequest if the files of the project would exceed the limit."""
-        await self._write(_save_file, project, file, max_project_bytes)
+        await self._write(_save_file, project, file, max_project_bytes, self._limits)
 
     async def load_file(self, project: str, file_id: str) -> FileRow | None:
         rows = await self._fetch(LOAD, (project, file_id, int(self._now())))
@@ -77,7 +82,7 @@ class FileTable(StepDatabase):
         return deleted
 
     async def save_upload(self, project: str, upload: UploadRow) -> None:
-        await self._execute(SAVE_UPLOAD, (project, *upload))
+        await self._write(_save_upload, project, upload, self._limits)
 
     async def load_upload(self, project: str, upload_id: str) -> UploadRow | None:
         rows = await self._fetch(LOAD_UPLOAD, (project, upload_id))
@@ -97,7 +102,7 @@ class FileTable(StepDatabase):
         Raises InvalidRequest if the parts of the upload, or the files and parts of the project, would exceed a limit.
         """
         limits = max_upload_bytes, max_project_bytes
-        saved: bool = await self._write(_save_part, project, upload_id, part, int(self._now()), *limits)
+        saved: bool = await self._write(_save_part, project, upload_id, part, int(self._now()), *limits, self._limits)
         return saved
 
     async def load_parts(self, project: str, upload_id: str) -> list[PartRow]:
@@ -107,7 +112,7 @@ class FileTable(StepDatabase):
         self, project: str, upload_id: str, file: FileRow, *, max_project_bytes: int | None = None
     ) -> bool:
         """Save the file of a pending upload and delete its parts. Return False if the upload is not pending."""
-        done: bool = await self._write(_complete_upload, project, upload_id, file, max_project_bytes)
+        done: bool = await self._write(_complete_upload, project, upload_id, file, max_project_bytes, self._limits)
         return done
 
     async def cancel_upload(self, project: str, upload_id: str) -> bool:
@@ -136,14 +141,32 @@ class FileTable(StepDatabase):
         return [content_id for content_id in content_ids if content_id not in known]
 
 
-def _save_file(project: str, file: FileRow, max_project_bytes: int | None) -> Steps[None]:
-    yield from _check_project(project, file.bytes, max_project_bytes)
+def _save_file(project: str, file: FileRow, max_project_bytes: int | None, limits: StoreLimits) -> Steps[None]:
+    yield from _check_project(project, file.bytes, max_project_bytes, limits)
     yield SqlStep(SAVE, (project, *file))
 
 
-def _check_project(project: str, size: int, max_project_bytes: int | None) -> Steps[None]:
+def _save_upload(project: str, upload: UploadRow, limits: StoreLimits) -> Steps[None]:
+    yield _lock(project)
+    yield from check_file_number(
+        COUNT_UPLOADS,
+        (project,),
+        1,
+        limits.max_uploads,
+        "uploads in this project",
+        "max_uploads",
+        "filename",
+        hint="Wait until some have expired: completed and cancelled ones count, too.",
+    )
+    yield SqlStep(SAVE_UPLOAD, (project, *upload))
+
+
+def _check_project(project: str, size: int, max_project_bytes: int | None, limits: StoreLimits) -> Steps[None]:
+    yield _lock(project)
+    yield from check_file_number(
+        COUNT_FILES, (project,), 1, limits.max_files, "files in this project", "max_files", "file"
+    )
     if max_project_bytes is not None:
-        yield _lock(project)
         ((used,),) = yield SqlStep(SUM_BYTES, (project,))
         _check_quota(used + size, max_project_bytes, param="file")
 
@@ -177,10 +200,21 @@ def _save_part(
     now: int,
     max_upload_bytes: int | None,
     max_project_bytes: int | None,
+    limits: StoreLimits,
 ) -> Steps[bool]:
     yield _lock(project)
     if not (yield SqlStep(IS_PENDING, (project, upload_id, now))):
         return False
+    yield from check_file_number(
+        COUNT_PARTS,
+        (project, upload_id),
+        1,
+        limits.max_upload_parts,
+        "parts of the upload",
+        "max_upload_parts",
+        "data",
+        hint="Send larger parts.",
+    )
     ((size,),) = yield SqlStep(SUM_PARTS, (project, upload_id))
     if max_upload_bytes is not None and size + part.bytes > max_upload_bytes:
         raise BodyTooLarge(
@@ -196,9 +230,10 @@ def _save_part(
     return True
 
 
-def _complete_upload(project: str, upload_id: str, file: FileRow, max_project_bytes: int | None) -> Steps[bool]:
-    yield _lock(project)
-    yield from _check_project(project, file.bytes, max_project_bytes)
+def _complete_upload(
+    project: str, upload_id: str, file: FileRow, max_project_bytes: int | None, limits: StoreLimits
+) -> Steps[bool]:
+    yield from _check_project(project, file.bytes, max_project_bytes, limits)
     if not (yield SqlStep(FINISH_UPLOAD, ("completed", file.id, project, upload_id))):
         return False
     yield SqlStep(SAVE, (project, *file))

@@ -156,9 +156,3 @@ class VectorQuery(NamedTuple):
     text_weight: float
     threshold: float
     limit: int
-
-
-class ScoredChunk(NamedTuple):
-    score: float
-    chunk_id: int
-    entry: int

@@ -16,6 +16,7 @@ SELECT rowid, -bm25(chunk_words, 0.0, 1.0) AS score FROM chunk_words
 WHERE chunk_words MATCH ?
 ORDER BY score DESC LIMIT ?
 """
+COUNT = "(SELECT count(*) FROM (SELECT 1 FROM chunk_words WHERE chunk_words MATCH ? LIMIT ?))"
 LAST_CHUNK = "SELECT max(id) FROM chunks"
 MATCHES_IN = """
 SELECT chunks.id, -bm25(chunk_words, 0.0, 1.0) AS score
@@ -40,13 +41,19 @@ class SqliteFileDatabase(SqliteSteps, FileDatabase):
     ) -> list[TextMatch]:
         if not words:
             return []
-        terms = " OR ".join(f'"{word}"' for word in words)
-        query = f'scope : "{scope}" AND text : ({terms})'
+        query = _make_query(scope, words)
         if entries is None:
             rows = await self._fetch(MATCHES, (query, limit))
         else:
             rows = await self._fetch(MATCHES_IN, (query, list(entries), limit))
         return [TextMatch(*row) for row in rows]
+
+    async def count_matches(self, scope: str, words: Sequence[str], *, limit: int) -> list[int]:
+        if not words:
+            return []
+        parameters = [value for word in words for value in (_make_query(scope, [word]), limit)]
+        (counts,) = await self._fetch(f"SELECT {', '.join([COUNT] * len(words))}", tuple(parameters))
+        return list(counts)
 
     async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
         """Return about how many chunks all vector stores have together."""
@@ -55,3 +62,9 @@ class SqliteFileDatabase(SqliteSteps, FileDatabase):
 
     def _get_processes(self) -> LiveProcesses:
         return self._processes
+
+
+def _make_query(scope: str, words: Sequence[str]) -> str:
+    """Return the query for the chunks of a scope that contain any of the words."""
+    terms = " OR ".join(f'"{word}"' for word in words)
+    return f'scope : "{scope}" AND text : ({terms})'

@@ -9,9 +9,12 @@ from antiphon.store.base import Order
 from antiphon.store.files.chunks import DELETE_CHUNKS, delete_entries, make_scope
 from antiphon.store.files.paging import list_page
 from antiphon.store.files.rows import BatchRow, EntryRow, NewEntry, StoreRow, Tally
-from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps
+from antiphon.store.limits import StoreLimits
+from antiphon.store.object_limits import check_file_number
+from antiphon.store.sql_steps import Batch, Lock, SqlStep, StepDatabase, Steps
 
 _DAY = 24 * 3600
+_CHECKED_BATCHES = 100
 _STORE = """id, created_at, last_active_at, name, description, metadata, expires_days, embedding, is_expired, revision,
 position"""
 CREATE = """
@@ -19,6 +22,28 @@ INSERT INTO vector_stores
     (project, id, created_at, last_active_at, name, description, metadata, expires_days, embedding)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+COUNT_STORES = "SELECT count(*) FROM vector_stores WHERE project = ?"
+COUNT_OTHERS = """
+SELECT count(*) FROM entries WHERE project = ? AND store_id = ? AND position NOT IN (
+    SELECT position FROM entries WHERE project = ? AND store_id = ? AND file_id IN TEXTS(?)
+)
+"""
+COUNT_BATCHES = "SELECT count(*) FROM batches WHERE project = ? AND store_id = ?"
+# Only the oldest are checked, so that the statement is quick.
+FIND_FINISHED_BATCHES = f"""
+SELECT project, id FROM (
+    SELECT project, id, store_id, created_at FROM batches WHERE project = ? AND store_id = ? ORDER BY created_at, id
+    LIMIT {_CHECKED_BATCHES}
+) AS oldest
+WHERE NOT EXISTS (
+    SELECT 1 FROM batch_files JOIN entries ON entries.project = batch_files.project
+        AND entries.store_id = oldest.store_id AND entries.file_id = batch_files.file_id
+    WHERE batch_files.project = oldest.project AND batch_files.batch_id = oldest.id AND entries.status = 'in_progress'
+)
+ORDER BY created_at, id
+"""
+DELETE_FINISHED_FILES = "DELETE FROM batch_files WHERE project = ? AND batch_id = ?"
+DELETE_FINISHED = "DELETE FROM batches WHERE project = ? AND id = ?"
 LOAD = f"SELECT {_STORE} FROM vector_stores WHERE project = ? AND id = ?"
 LIST = f"SELECT position, {_STORE} FROM vector_stores WHERE project = ?"
 POSITION = "SELECT position FROM vector_stores WHERE project = ? AND id = ?"
@@ -29,7 +54,7 @@ DELETE FROM batch_files WHERE project = ?
     AND batch_id IN (SELECT id FROM batches WHERE project = ? AND store_id = ?)
 """
 DELETE_BATCHES = "DELETE FROM batches WHERE project = ? AND store_id = ?"
-SET_ACTIVE = "UPDATE vector_stores SET last_active_at = ? WHERE project = ? AND id = ? AND is_expired = 0 RETURNING id"
+SET_ACTIVE = "UPDATE vector_stores SET last_active_at = ? WHERE project = ? AND id = ? AND is_expired = 0"
 LAPSED = f"""
 SELECT project, id FROM vector_stores
 WHERE expires_days IS NOT NULL AND is_expired = 0 AND last_active_at + expires_days * {_DAY} <= ?
@@ -84,7 +109,7 @@ RETURNING position
 class VectorStoreTable(StepDatabase):
     async def create_vector_store(self, project: str, store: StoreRow, entries: Sequence[NewEntry]) -> None:
         """Save a new vector store. Its files wait to be indexed."""
-        await self._write(_create, project, store, entries)
+        await self._write(_create, project, store, entries, self._limits)
 
     async def load_vector_store(self, project: str, store_id: str) -> StoreRow | None:
         """Return a vector store. If it has expired, it has lost its files."""
@@ -123,7 +148,7 @@ class VectorStoreTable(StepDatabase):
 
     async def mark_active(self, project: str, store_id: str) -> None:
         """Record that a vector store is used now."""
-        await self._execute(SET_ACTIVE, (int(self._now()), project, store_id))
+        await self._change(SET_ACTIVE, (int(self._now()), project, store_id))
 
     async def delete_vector_store(self, project: str, store_id: str) -> bool:
         deleted: bool = await self._write(_delete, project, store_id)
@@ -144,7 +169,7 @@ class VectorStoreTable(StepDatabase):
 
         Return False if there is no such vector store.
         """
-        added: bool = await self._write(_attach, project, store_id, entries, batch_id, int(self._now()))
+        added: bool = await self._write(_attach, project, store_id, entries, batch_id, int(self._now()), self._limits)
         return added
 
     async def load_entry(self, project: str, store_id: str, file_id: str) -> EntryRow | None:
@@ -216,7 +241,11 @@ def _pack(value: object) -> bytes | None:
     return None if value is None else msgspec.json.encode(value)
 
 
-def _create(project: str, store: StoreRow, entries: Sequence[NewEntry]) -> Steps[None]:
+def _create(project: str, store: StoreRow, entries: Sequence[NewEntry], limits: StoreLimits) -> Steps[None]:
+    yield Lock(f"vector stores of {project}")
+    maximum, setting = limits.max_vector_stores, "max_vector_stores"
+    yield from check_file_number(COUNT_STORES, (project,), 1, maximum, "vector stores in this project", setting, "name")
+    yield from _check_entries(project, store.id, entries, limits, "file_ids")
     yield SqlStep(
         CREATE,
         (
@@ -234,6 +263,16 @@ def _create(project: str, store: StoreRow, entries: Sequence[NewEntry]) -> Steps
     yield from _add_entries(project, store.id, entries, store.created_at)
 
 
+def _check_entries(
+    project: str, store_id: str, entries: Sequence[NewEntry], limits: StoreLimits, param: str
+) -> Steps[None]:
+    others = (project, store_id, project, store_id, [entry.file_id for entry in entries])
+    maximum, setting = limits.max_vector_store_files, "max_vector_store_files"
+    yield from check_file_number(
+        COUNT_OTHERS, others, len(entries), maximum, "files in the vector store", setting, param
+    )
+
+
 def _add_entries(project: str, store_id: str, entries: Sequence[NewEntry], now: int) -> Steps[None]:
     found = yield SqlStep(FIND_ENTRIES, (project, store_id, [entry.file_id for entry in entries]))
     yield from delete_entries([position for (position,) in found])
@@ -244,14 +283,45 @@ def _add_entries(project: str, store_id: str, entries: Sequence[NewEntry], now: 
     yield Batch(ADD_ENTRY, rows)
 
 
-def _attach(project: str, store_id: str, entries: Sequence[NewEntry], batch_id: str | None, now: int) -> Steps[bool]:
-    if not (yield SqlStep(SET_ACTIVE, (now, project, store_id))):
+def _attach(
+    project: str, store_id: str, entries: Sequence[NewEntry], batch_id: str | None, now: int, limits: StoreLimits
+) -> Steps[bool]:
+    yield Lock(f"vector stores of {project}")
+    yield from _check_entries(project, store_id, entries, limits, "file_id" if batch_id is None else "file_ids")
+    if batch_id is not None:
+        yield from _make_room_for_batch(project, store_id, limits.max_vector_store_files)
+    if not (yield SqlStep(f"{SET_ACTIVE} RETURNING id", (now, project, store_id))):
         return False
     if batch_id is not None:
         yield SqlStep(ADD_BATCH, (project, batch_id, store_id, now))
         yield Batch(ADD_BATCH_FILE, [(project, batch_id, entry.file_id) for entry in entries])
     yield from _add_entries(project, store_id, entries, now)
     return True
+
+
+def _make_room_for_batch(project: str, store_id: str, maximum: int) -> Steps[None]:
+    """Remove finished batches, the oldest first, so that a vector store does not exceed the maximum. Their files stay.
+
+    If the maximum was reduced, each new batch removes several old ones. Raises InvalidRequest if none is finished.
+    """
+    ((number,),) = yield SqlStep(COUNT_BATCHES, (project, store_id))
+    if number < maximum:
+        return
+    finished = yield SqlStep(FIND_FINISHED_BATCHES, (project, store_id))
+    if not finished:
+        yield from check_file_number(
+            COUNT_BATCHES,
+            (project, store_id),
+            1,
+            maximum,
+            "batches of the vector store",
+            "max_vector_store_files",
+            "file_ids",
+            hint="Wait until older batches are finished.",
+        )
+    removed = finished[: number + 1 - maximum]
+    yield Batch(DELETE_FINISHED_FILES, removed)
+    yield Batch(DELETE_FINISHED, removed)
 
 
 def _update(project: str, store_id: str, changes: dict[str, Any], now: int) -> Steps[bool]:

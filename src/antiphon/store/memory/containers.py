@@ -33,9 +33,6 @@ class MemoryContainers(MemoryTables):
             self._tables.containers[project, container_id] = row
         return row
 
-    async def set_interpreter(self, project: str, container_id: str, interpreter: str) -> None:
-        self._replace((project, container_id), interpreter=interpreter)
-
     async def list_containers(
         self, project: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], name: str | None
     ) -> tuple[list[ContainerRow], bool]:
@@ -57,6 +54,11 @@ class MemoryContainers(MemoryTables):
         runs = self._tables.container_runs
         return [key for key in expired if key not in runs or runs[key][1] <= self._now()][:limit]
 
+    async def list_interrupted_runs(self, *, seconds: float, limit: int) -> list[tuple[str, str]]:
+        before, rows = self._now() - seconds, self._tables.containers
+        runs = self._tables.container_runs.items()
+        return [key for key, (_, until) in runs if until <= before and not rows[key].is_purged][:limit]
+
     async def purge_container(self, project: str, container_id: str) -> None:
         self._tables.container_files.pop((project, container_id), None)
         self._replace((project, container_id), is_purged=True)
@@ -66,6 +68,7 @@ class MemoryContainers(MemoryTables):
         old = [key for key, row in rows if row.is_purged and row.last_active_at < before]
         for key in old:
             del self._tables.containers[key]
+            self._tables.container_runs.pop(key, None)
         return len(old)
 
     async def add_container_file(self, project: str, row: ContainerFileRow, *, limits: ContainerLimits) -> None:

@@ -9,9 +9,12 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
+from antiphon.store.history_budget import HistoryShare, decode_history
 from antiphon.store.memory.tables import ConversationRow, MemoryTables
+from antiphon.store.object_limits import check_number
 from antiphon.store.record import (
     ItemRecord,
+    fit_page,
     measure_texts,
     pack_items,
     pack_metadata,
@@ -30,12 +33,14 @@ class MemoryConversations(MemoryTables):
         *,
         expires_at: int | None = None,
     ) -> None:
-        key = project, conversation.id
-        if key in self._tables.conversations:
-            raise ServerError(f"The store already has a conversation {conversation.id}.")
+        number = sum(owner == project for owner, _ in self._tables.conversations)
+        check_number(number, self._limits.max_conversations, "conversations", setting="max_conversations")
         metadata = pack_metadata(conversation.metadata)
         row = ConversationRow(created_at=conversation.created_at, metadata=metadata, expires_at=expires_at)
         self._append(conversation.id, row, pack_items(items))
+        key = project, conversation.id
+        if key in self._tables.conversations:
+            raise ServerError(f"The store already has a conversation {conversation.id}.")
         self._tables.conversations[key] = row
 
     async def load_conversation(self, project: str, conversation_id: str) -> Conversation | None:
@@ -94,19 +99,22 @@ class MemoryConversations(MemoryTables):
             positions = [each for each in positions if (each > start if order == "asc" else each < start)]
         if order == "desc":
             positions.reverse()
-        page = [row.items[position].content for position in positions[:limit]]
+        count, has_more = fit_page((len(row.items[position].content) for position in positions), limit)
+        page = [row.items[position].content for position in positions[:count]]
         items = await run_sized(measure_texts(page), unpack_items, conversation_id, page)
-        return ItemRows(items=items, has_more=limit < len(positions))
+        return ItemRows(items=items, has_more=has_more)
 
     async def load_conversation_items(
-        self, project: str, conversation_id: str, *, before: str | None = None
+        self, project: str, conversation_id: str, *, before: str | None = None, share: HistoryShare | None = None
     ) -> list[Item | Unknown] | None:
         row = self._find_conversation(project, conversation_id)
         if row is None:
             return None
         end = row.blocks.get(before, math.inf) if before is not None else math.inf
         contents = [item.content for position, item in row.items.items() if position < end]
-        return await run_sized(measure_texts(contents), unpack_items, conversation_id, contents)
+        if share is not None:
+            await share.reserve(measure_texts(contents))
+        return await decode_history(conversation_id, contents, share)
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         row = self._find_conversation(project, conversation_id)

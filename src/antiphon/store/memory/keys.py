@@ -2,10 +2,13 @@
 
 from antiphon.store.keys import StoredKey
 from antiphon.store.memory.tables import MemoryTables
+from antiphon.store.object_limits import check_number
 
 
 class MemoryKeys(MemoryTables):
     async def save_key(self, key: StoredKey) -> None:
+        number = sum(each.project == key.project and each.revoked_at is None for each in self._tables.api_keys.values())
+        check_number(number, self._limits.max_keys, "API keys", setting="max_keys", hint="Revoke some first.")
         self._tables.api_keys[key.id] = key
 
     async def find_key(self, digest: bytes) -> StoredKey | None:

@@ -17,27 +17,28 @@ from antiphon.store.base import (
     LeaseLost,
     Link,
     Order,
-    PromptVersion,
     QueueFull,
     RunKey,
-    StoredPrompt,
     StoredResponse,
 )
+from antiphon.store.claims import is_delayed
+from antiphon.store.event_batches import EventBatch, pack_events
+from antiphon.store.history_budget import HistoryShare
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
 from antiphon.store.memory.containers import MemoryContainers
 from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.keys import MemoryKeys
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
 from antiphon.store.memory.usage import MemoryUsage
+from antiphon.store.object_limits import check_number
+from antiphon.store.prompts import PromptVersion, StoredPrompt
 from antiphon.store.record import (
-    EventBatch,
     ForeignItem,
     ItemRecord,
     ResponseRecord,
     add_tools,
     finish_chain,
     measure_records,
-    pack_events,
     pack_items,
     pack_with_foreign_items,
     unpack_bare_response,
@@ -124,12 +125,17 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         self._delete_response((project, response_id))
         return True
 
-    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> list[Link]:
+    async def load_chain(
+        self, project: str, response_id: str, *, with_tools: bool = False, share: HistoryShare | None = None
+    ) -> list[Link]:
         newest = self._find_response(project, response_id)
         if newest is None:
             return []
         walk = walk_chain(response_id, lambda each: self._tables.responses.get((project, each)))
-        decoded = await run_sized(measure_records(walk.records), unpack_links, walk.records)
+        size = measure_records(walk.records)
+        if share is not None:
+            await share.reserve(size)
+        decoded = await run_sized(size, unpack_links, walk.records)
         links = finish_chain(walk, decoded).links
         if with_tools:
             links[-1] = add_tools(links[-1], newest.body)
@@ -180,8 +186,17 @@ class _FreeRun(NamedTuple):
 
 
 class MemoryRunQueue(MemoryReferences):
+    def announce(self, kind: str, response_id: str, last: int) -> None:
+        pass  # no other process has this store
+
     async def enqueue(
-        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+        self,
+        project: str,
+        stored: StoredResponse,
+        request: bytes,
+        *,
+        limits: RunLimits = NO_LIMITS,
+        watched: bool = False,
     ) -> None:
         record, foreign = await offload.run(pack_with_foreign_items, stored)
         if limits.counts_waiting:
@@ -190,7 +205,8 @@ class MemoryRunQueue(MemoryReferences):
         if key in self._tables.responses:
             raise ServerError(f"The store already has a response {record.id}.")
         self._tables.responses[key] = record
-        self._tables.runs[key] = RunRow(request=request, model=stored.response.model, free_since=self._now())
+        run = RunRow(request=request, model=stored.response.model, free_since=self._now(), watched=watched)
+        self._tables.runs[key] = run
         self._index_items(key, foreign)
 
     async def claim(
@@ -207,13 +223,15 @@ class MemoryRunQueue(MemoryReferences):
         admission, active = self._open_admission(owner, as_of, limit, limits)
         chosen: list[_FreeRun] = []
         waiting: dict[str, list[_FreeRun]] = {}
-        runs = self._tables.runs.values()
+        runs, now = self._tables.runs.values(), max(self._now(), as_of)
         has_suspect = any(run.owner == owner and run.interruptions >= SUSPECT_INTERRUPTIONS for run in runs)
         for position, (key, run) in enumerate(self._tables.runs.items()):
             if _is_free(run, owner, as_of):
                 free = _FreeRun(position, run.attempt, RunKey(*key))
                 if run.cancelled:
                     chosen.append(free)
+                    continue
+                if run.owner is None and is_delayed(run.free_since, now):
                     continue
                 is_suspect = run.interruptions + (run.owner is not None) >= SUSPECT_INTERRUPTIONS
                 if not (is_suspect and has_suspect):
@@ -326,6 +344,8 @@ class MemoryHostedSteps(MemoryTables):
 
 class MemoryPrompts(MemoryTables):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
+        number = sum(len(versions) for (owner, _), versions in self._tables.prompts.items() if owner == project)
+        check_number(number, self._limits.max_prompts, "versions of prompts", setting="max_prompts")
         versions = self._tables.prompts.setdefault((project, prompt_id), {})
         if version in versions:
             raise InvalidRequest(

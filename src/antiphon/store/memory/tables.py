@@ -18,15 +18,17 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import OnChange
 from antiphon.store.containers import ContainerFileRow, ContainerRow
+from antiphon.store.event_batches import EventBatch, pack_events, take_events
+from antiphon.store.history_budget import HistoryShare, reserve_items
 from antiphon.store.keys import StoredKey
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.store.peer_link import StorePeerLink
 from antiphon.store.record import (
-    EventBatch,
     ForeignItem,
     ItemRecord,
     ResponseRecord,
     group_by_response,
-    pack_events,
-    take_events,
+    measure_texts,
     unpack_item,
     unpack_items,
     unpack_named_items,
@@ -102,8 +104,9 @@ class Tables(msgspec.Struct):
 class MemoryTables:
     """Base of the parts of the memory store. `now` is the clock for expiry and leases."""
 
-    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.time, limits: StoreLimits = DEFAULT_LIMITS) -> None:
         self._now = now
+        self._limits = limits
         self.configuration_id = secrets.token_hex(16)
         self.on_change: OnChange | None = None
         self.on_write: OnWrite | None = None  # never called: nothing is written to a disk
@@ -111,6 +114,7 @@ class MemoryTables:
 
     failure: StoreUnavailable | None = None
     reports_changes = False
+    peer_link: StorePeerLink | None = None
 
     async def check(self) -> None:
         _ = self._tables  # raises Unavailable unless the store is open
@@ -169,26 +173,32 @@ class MemoryEventLog(MemoryTables):
 
 
 class MemoryReferences(MemoryTables):
-    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
+    async def load_outputs(
+        self, project: str, response_ids: Sequence[str], *, share: HistoryShare | None = None
+    ) -> list[Item | Unknown]:
         found = (self._tables.responses.get((project, each)) for each in response_ids)
-        live = (record for record in found if record is not None and self._is_live(record))
+        live = [record for record in found if record is not None and self._is_live(record)]
+        if share is not None:
+            await share.reserve(measure_texts(record.output for record in live))
         return [item for record in live for item in unpack_output(record.id, record.output)]
 
-    async def load_items(self, project: str, item_ids: Collection[str]) -> dict[str, Item | Unknown]:
+    async def load_items(
+        self, project: str, item_ids: Collection[str], *, share: HistoryShare | None = None
+    ) -> dict[str, Item | Unknown]:
         found: dict[str, Item | Unknown] = {}
         for response_id, wanted in group_by_response(item_ids).items():
             record = self._tables.responses.get((project, response_id))
             if record is not None and self._is_live(record):
-                found |= await self._unpack_named(record, wanted, lossless=True)
+                found |= await reserve_items(await self._unpack_named(record, wanted, lossless=True), share)
         rest = {item_id for item_id in item_ids if item_id not in found}
         for key, record in reversed(tuple(self._tables.responses.items())):
             wanted = rest & self._tables.foreign.get(key, frozenset()) if key[0] == project else set()
             if wanted and self._is_live(record):
-                found |= await self._unpack_named(record, wanted)
+                found |= await reserve_items(await self._unpack_named(record, wanted), share)
                 rest -= wanted
         for item_id in rest:
             if (item := self._find_in_conversations(project, item_id)) is not None:
-                found[item_id] = item
+                found |= await reserve_items({item_id: item}, share)
         return found
 
     async def _unpack_named(

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import asyncpg
-
 from antiphon.errors import Unavailable
 from antiphon.ledger import defer_cancellation
 from antiphon.store.migration_files import read_migrations
@@ -18,6 +16,7 @@ from antiphon.store.postgres.connection import (
     describe_error,
     explain_refusal,
 )
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import migrate
 
 if TYPE_CHECKING:

@@ -6,18 +6,16 @@ Error messages contain the host and the name of the database, never the URL: it 
 import asyncio
 import hashlib
 import logging
+import re
 import time
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, StoreFull, StoreUnavailable
-
-try:
-    import asyncpg
-except ImportError:
-    raise ConfigError("The PostgreSQL store needs the package asyncpg: pip install 'antiphon[postgres]'") from None
+from antiphon.store.escaped_text import escape_text, unescape_text
+from antiphon.store.postgres.driver import asyncpg
+from antiphon.store.sql_steps import WriteConflict
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -40,6 +38,7 @@ _MAX_KEY_LENGTH = 500
 CONNECTION_ERRORS = (
     OSError,  # also TimeoutError and ConnectionError
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server ended the session while nothing was awaited
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.TooManyConnectionsError,
@@ -47,23 +46,40 @@ CONNECTION_ERRORS = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
+# The database cannot be opened, or its URL is invalid.
+OPENING_ERRORS = (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError)
 # Two transactions waited for each other. Each can be repeated.
 CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
+# A host of a URL, with or without a port. It may be empty.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+
+
 class ServerAddress:
-    """The URL of a database. `str` returns only its hosts and name."""
+    """The URL of a database. `str` returns only its hosts and name.
+
+    Raises ConfigError for a URL of which a part of the password could be taken for a host or a name.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         try:
             parts = urlsplit(url)
-            hosts = parts.netloc.rpartition("@")[2] or "localhost"
-            self._text = f"{hosts}{parts.path}"
         except ValueError:
             raise ConfigError("The URL of the PostgreSQL store is invalid.") from None
+        if not url.startswith(f"{parts.scheme}://"):
+            raise ConfigError("The URL of the PostgreSQL store must begin with postgresql://.")
         if parts.fragment:
             raise ConfigError("The URL of the PostgreSQL store must not contain '#'. Write %23 for it.")
+        _, has_user, hosts = parts.netloc.rpartition("@")
+        is_split = parts.netloc.count("@") > 1 or "@" in parts.path or ("@" in parts.query and not parts.path)
+        if is_split or (not has_user and not all(map(_HOST.fullmatch, hosts.split(",")))):
+            raise ConfigError(
+                "The URL of the PostgreSQL store is invalid: in the user name and the password, write %2F for '/', %3F "
+                "for '?' and %40 for '@'."
+            )
+        self._text = f"{hosts or 'localhost'}{parts.path}"
 
     def __str__(self) -> str:
         return self._text
@@ -180,7 +196,7 @@ def describe_error(error: BaseException) -> AntiphonError:
         return StoreUnavailable(LOST)
     if isinstance(error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError)):
         return StoreUnavailable(FAILED)
-    failure = ServerError("The store failed.")
+    failure = (WriteConflict if isinstance(error, CONFLICTS) else ServerError)("The store failed.")
     failure.__cause__ = error  # for the log
     return failure
 
@@ -204,24 +220,8 @@ def _summarize(error: BaseException) -> str:
     return text[0].rstrip(".") if text else type(error).__name__
 
 
-def escape_text(text: str) -> str:
-    """Replace U+0000, which PostgreSQL does not store. Different texts stay different."""
-    if "\x00" in text or "\x01" in text:
-        return text.replace("\x01", "\x011").replace("\x00", "\x010")
-    return text
-
-
-def unescape_text(text: str) -> str:
-    return text.replace("\x010", "\x00").replace("\x011", "\x01") if "\x01" in text else text
-
-
 def make_item_key(item_id: str) -> str:
     """Return the key of an item: its id, or a digest of a long id. Clients choose the ids of their items."""
     if len(item_id) <= _MAX_KEY_LENGTH:
         return item_id
     return f"{item_id[:100]}#{hashlib.sha256(item_id.encode(errors='surrogatepass')).hexdigest()}"
-
-
-def escape_all(texts: Iterable[str]) -> list[str]:
-    """Escape the elements of an array, to which the codec of a connection does not apply."""
-    return [escape_text(text) for text in texts]

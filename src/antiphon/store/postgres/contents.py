@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ServerError
+from antiphon.store.escaped_text import escape_all
 from antiphon.store.files.content import MISSING_CONTENT, ORPHAN_SECONDS, describe_os_error
-from antiphon.store.postgres.connection import escape_all
 from antiphon.store.postgres.pool import PostgresPool
 from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
 

@@ -11,9 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import asyncpg
+from weakref import WeakValueDictionary
 
 from antiphon.errors import StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
@@ -21,24 +19,23 @@ from antiphon.store.chain_cache import ChainCache
 from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.migration_files import read_migrations
+from antiphon.store.operations import WriterCheck
 from antiphon.store.postgres.connection import (
+    OPENING_ERRORS,
     DatabaseHealth,
     PostgresConnector,
     ServerAddress,
     explain_refusal,
 )
 from antiphon.store.postgres.migrations import migrate
-from antiphon.store.postgres.notifications import Notifications
+from antiphon.store.postgres.notifications import Notifications, make_channel
+from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
 from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
 from antiphon.store.write_observer import OnWrite
 
 # Number of whole responses that are read at once.
 CONCURRENT_READS = 4
-
-# Time for which the result of a check is used again, and the time to wait for a check.
-CHECK_SECONDS = 1.0
-CHECK_TIMEOUT_SECONDS = 5.0
 
 # Maximum number of uncertain writes to remember.
 MAX_UNCERTAIN = 10_000
@@ -57,22 +54,29 @@ SELECT count(*) FROM written
 
 
 class UncertainWrites:
-    """Events whose commit got no answer, by the number of the first. The caller appends them again later."""
+    """Writes whose commit got no answer, by response and the number of the first event.
+
+    The caller repeats them later, or never. So the oldest are removed when there are too many.
+    """
 
     def __init__(self) -> None:
-        self._keys: set[tuple[str, str, int]] = set()
+        self._keys: dict[tuple[str, str, int], None] = {}
+
+    def __contains__(self, key: tuple[str, str, int]) -> bool:
+        return key in self._keys
 
     @contextmanager
     def track(self, project: str, response_id: str, first: int) -> Iterator[bool]:
-        """Yield True if an earlier write of these events is uncertain. Remember this one if it is."""
+        """Yield True if an earlier write is uncertain. Remember this one if it is."""
         key = (project, response_id, first)
         try:
             yield key in self._keys
         except StoreUnavailable:
-            if len(self._keys) < MAX_UNCERTAIN:
-                self._keys.add(key)
+            self._keys[key] = None
+            if len(self._keys) > MAX_UNCERTAIN:
+                del self._keys[next(iter(self._keys))]
             raise
-        self._keys.discard(key)
+        self._keys.pop(key, None)
 
 
 class PostgresDatabase:
@@ -99,12 +103,14 @@ class PostgresDatabase:
         self.on_write: OnWrite | None = None
         self._health = DatabaseHealth(self.address)
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
+        self._large_reads = asyncio.Lock()
+        self._chain_locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self._offsets = OffsetCache()
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
         self._uncertain = UncertainWrites()
         self._parts: tuple[GroupWriter, PostgresPool, Notifications] | None = None
-        self._check: asyncio.Future[Any] | None = None
-        self._checked = 0.0
+        self.peer_link: PostgresPeerLink | None = None
+        self._check = WriterCheck()
 
     async def open(self) -> None:
         connector = PostgresConnector(self.address)
@@ -115,12 +121,13 @@ class PostgresDatabase:
             except BaseException:
                 connection.terminate()
                 raise
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except OPENING_ERRORS as error:
             raise explain_refusal(self.address, error) from None
         pool = PostgresPool(connector, self._health, size=self._limits.connections)
         pool.add(connection)
-        notifications = Notifications(self._choose_listener(connector), pool, channel=f"antiphon_{schema}")
+        notifications = Notifications(self._choose_listener(connector), pool, channel=make_channel(schema))
         self._parts = GroupWriter(connector, self._health, on_write=self.on_write), pool, notifications
+        self.peer_link = PostgresPeerLink(notifications, pool)
         self.on_change = self._on_change
 
     @property
@@ -143,6 +150,8 @@ class PostgresDatabase:
         parts, self._parts = self._parts, None
         if parts is not None:
             writer, pool, notifications = parts
+            if self.peer_link is not None:
+                await self.peer_link.close()
             await writer.close()
             await notifications.close()
             await pool.close()
@@ -157,27 +166,13 @@ class PostgresDatabase:
         return self._parts is not None and self._parts[2].is_listening
 
     async def check(self) -> None:
-        writer = self._writer
-        check = self._check
-        if check is None or (check.done() and not self._is_recent(check)):
-            check = self._check = writer.submit(CHECK if self.failure is None else CHECK_AFTER_FAILURE, ())
-            check.add_done_callback(_retrieve_error)
-            self._checked = time.monotonic()
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
-                await asyncio.shield(check)
-        except TimeoutError:
-            raise StoreUnavailable("The store does not respond.") from None
+        writer, statement = self._writer, CHECK if self.failure is None else CHECK_AFTER_FAILURE
+        await self._check.run(lambda: writer.submit(statement, ()), self.failure)
 
     async def shrink(self) -> int:
         """Do nothing: PostgreSQL's autovacuum makes the space of deleted rows usable again."""
         _ = self._writer
         return 0
-
-    def _is_recent(self, check: asyncio.Future[Any]) -> bool:
-        """Return True if the result of a check can be used again."""
-        has_failed_since = self._health.failure is not None and check.exception() is None
-        return time.monotonic() - self._checked < CHECK_SECONDS and not has_failed_since
 
     @property
     def _writer(self) -> GroupWriter:
@@ -195,9 +190,3 @@ class PostgresDatabase:
         if self._parts is None:
             raise Unavailable("The store is not open.")
         return self._parts
-
-
-def _retrieve_error(check: asyncio.Future[Any]) -> None:
-    """Mark the error as retrieved. The caller may have been cancelled."""
-    if not check.cancelled():
-        check.exception()

@@ -2,17 +2,24 @@
 
 from collections.abc import Collection, Sequence
 
-import asyncpg
-
 from antiphon.errors import ServerError
+from antiphon.retrieval.ranking import Ranked
 from antiphon.store.files.chunks import USAGE
 from antiphon.store.files.database import FileDatabase
-from antiphon.store.files.rows import ChunkRow, ScoredChunk, TextMatch, VectorQuery
+from antiphon.store.files.rows import ChunkRow, TextMatch, VectorQuery
 from antiphon.store.postgres.contents import PostgresContents
 from antiphon.store.postgres.database import PostgresDatabase
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.steps import PostgresSteps
 from antiphon.store.postgres.vectors import COUNT_MISSING, VectorTable, make_parameters, open_vector_table
-from antiphon.store.postgres.words import COUNT_WORDS, INSERT_WORDS, MATCH_WORDS, make_scope_word, split_text
+from antiphon.store.postgres.words import (
+    COUNT_MATCHES,
+    COUNT_WORDS,
+    INSERT_WORDS,
+    MATCH_WORDS,
+    make_scope_word,
+    split_text,
+)
 from antiphon.store.sql_steps import Batch, SqlStep, Steps
 
 NEW_IDS = "SELECT nextval(pg_get_serial_sequence('chunks', 'id')) FROM generate_series(1, ?)"
@@ -35,11 +42,6 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         except BaseException:
             await self.close()
             raise
-
-    @property
-    def has_vector_table(self) -> bool:
-        """True if the database can compare vectors."""
-        return self._vector_table is not None
 
     async def find_unknown_contents(self, content_ids: Sequence[str]) -> list[str]:
         """Return the ids that no file, part of an upload or file of a container has."""
@@ -71,6 +73,10 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         parameters = limit, terms, _quote(scope), allowed, *await self._count_words(scope, revision)
         return [TextMatch(*row) for row in await self._reader.submit(MATCH_WORDS, parameters)]
 
+    async def count_matches(self, scope: str, words: Sequence[str], *, limit: int) -> list[int]:
+        terms = [" ".join(split_text(word)) for word in words]
+        return [count for (count,) in await self._reader.submit(COUNT_MATCHES, (terms, _quote(scope), limit))]
+
     async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
         return (await self._count_words(scope, revision))[0]
 
@@ -84,7 +90,7 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
                 del self._word_counts[next(iter(self._word_counts))]
         return found[1:]
 
-    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[ScoredChunk] | None:
+    async def rank_vectors(self, scope: str, query: VectorQuery) -> list[Ranked] | None:
         table = self._vector_table
         if table is None:
             return None
@@ -98,7 +104,7 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
             if isinstance(error.__cause__, asyncpg.DataError):  # vectors of different lengths
                 return None
             raise
-        return [ScoredChunk(*row) for row in rows]
+        return [Ranked(*row) for row in rows]
 
     def _insert_chunks(
         self, position: int, scope: str, chunks: Sequence[ChunkRow], dimensions: int | None

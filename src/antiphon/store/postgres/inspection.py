@@ -1,15 +1,54 @@
 """Inspection of a PostgreSQL store that servers may be using."""
 
+import asyncio
 import time
-
-import asyncpg
 
 from antiphon.store.condition import StoreCondition
 from antiphon.store.migration_files import read_migrations
-from antiphon.store.postgres.connection import PostgresConnector, ServerAddress, close, explain_refusal
+from antiphon.store.postgres.connection import (
+    DatabaseHealth,
+    PostgresConnector,
+    ServerAddress,
+    close,
+    explain_refusal,
+)
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import read_version
+from antiphon.store.postgres.notifications import Notifications, make_channel
+from antiphon.store.postgres.peer_link import PostgresPeerLink
+from antiphon.store.postgres.pool import PostgresPool
 
-_STATE = "SELECT current_setting('transaction_read_only')::bool, extract(epoch FROM clock_timestamp())::float8"
+_STATE = """
+SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
+    extract(epoch FROM clock_timestamp())::float8
+"""
+
+
+async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes]:
+    """Return the answers of the servers with this database to a question. No tables are created.
+
+    Raises ConfigError if it cannot be reached.
+    """
+    address = ServerAddress(url)
+    connector = PostgresConnector(address)
+    pool = PostgresPool(connector, DatabaseHealth(address), size=1)
+    try:
+        connection = await connector.connect()
+        pool.add(connection)
+        schema = await connection.fetchval("SELECT current_schema()")
+        notifications = Notifications(connector, pool, channel=make_channel(schema))
+        link = PostgresPeerLink(notifications, pool, seconds=seconds)
+        notifications.listen(lambda *_: None)
+        try:
+            async with asyncio.timeout(seconds):
+                await link.wait_connected()
+            return await link.ask_all(kind)
+        finally:
+            await notifications.close()
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise explain_refusal(address, error) from error
+    finally:
+        await pool.close()
 
 
 async def inspect_database(url: str) -> StoreCondition:
@@ -23,16 +62,19 @@ async def inspect_database(url: str) -> StoreCondition:
             has_table = await connection.fetchval("SELECT to_regclass('api_keys') IS NOT NULL")
             has_keys = has_table and await connection.fetchval("SELECT EXISTS (SELECT 1 FROM api_keys)")
             started = time.time()
-            is_read_only, now = await connection.fetchrow(_STATE)
+            is_replica, is_read_only, now = await connection.fetchrow(_STATE)
             ended = time.time()
         finally:
             await close(connection)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise explain_refusal(address, error) from error
+    refusal = "the database is read-only" if is_read_only else None
+    if is_replica:
+        refusal = "the server is a read-only replica. Use the URL of the primary"
     return StoreCondition(
         schema=schema,
         newest=read_migrations("postgres")[-1].version,
-        refusal="the database is read-only" if is_read_only else None,
+        refusal=refusal,
         clock_offset=now - (started + ended) / 2,
         has_keys=has_keys,
     )

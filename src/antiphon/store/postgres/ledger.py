@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, find_first_run
+from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, find_first_run, make_summary
 from antiphon.store.postgres.agent_connection import NOW, AgentConnection
 
 if TYPE_CHECKING:
@@ -95,17 +95,7 @@ class PostgresLedger(AgentConnection):
 
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
         rows = await self._run(lambda connection: connection.fetch(LIST, self._read_clock(), limit))
-        return [
-            RunSummary(
-                run_id=run_id,
-                created_at=created_at,
-                updated_at=updated_at,
-                status=status,
-                title=title,
-                lease=Lease(*lease) if lease[0] else None,
-            )
-            for run_id, created_at, updated_at, status, title, *lease in rows
-        ]
+        return [make_summary(row) for row in rows]
 
     async def delete(self, run_id: str, *, owner: str = "") -> bool:
         async def delete(connection: "Connection[Any]") -> bool:

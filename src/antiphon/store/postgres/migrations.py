@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from antiphon.errors import ConfigError
 from antiphon.store.migration_files import Migration
+from antiphon.store.postgres.driver import asyncpg
 
 if TYPE_CHECKING:
     from asyncpg import Connection

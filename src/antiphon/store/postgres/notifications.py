@@ -4,19 +4,23 @@ They are hints. A change is announced after its commit, in a transaction of its 
 transaction with a notification commit at a time. If a notification is lost, its receiver finds the change at its next
 poll. Announcements that wait are sent together.
 
-A notification has a kind and the id of a response, separated by a space.
+A notification has a kind, the id of a response and the number of an event, separated by spaces. The last two may be
+missing. The kind `message` has a text instead (`peer_link.py`). Events themselves are never part of a notification:
+every role that can connect to the database can listen.
 """
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-import asyncpg
 
 from antiphon.errors import AntiphonError
 from antiphon.store.base import OnChange
 from antiphon.store.postgres.connection import CONNECTION_ERRORS, PostgresConnector, close
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.pool import PostgresPool
 
 if TYPE_CHECKING:
@@ -30,11 +34,32 @@ CHECK_SECONDS = 30.0
 
 SEND = "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload"
 
+# A listener holds a shared lock as long as its connection lives.
+_LOCK_KEY = "hashtextextended('antiphon listeners ' || $1, 0)"
+HOLD_LOCK = f"SELECT pg_advisory_lock_shared({_LOCK_KEY})"
+# The process numbers of the connections that listen.
+LISTENERS = f"""
+SELECT pid FROM pg_locks, (SELECT {_LOCK_KEY} AS key) AS lock
+WHERE locktype = 'advisory' AND granted AND objsubid = 1
+    AND classid = ((key >> 32) & 4294967295)::oid AND objid = (key & 4294967295)::oid
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+_MESSAGE = "message"
+
+
+def make_channel(schema: str) -> str:
+    """Return the channel of the processes whose tables are in this schema."""
+    return f"antiphon_{schema}"
+
 
 class Notifications:
-    """Sends and receives notifications on one channel. `on_change` is called with the kind and the response id.
+    """Sends and receives notifications on one channel. `on_change` is called for those of changes.
 
-    Notifications are received from `listen` on. `is_listening`: they are received now.
+    Notifications are received from `listen` on. `listener` is the process number of the connection that receives them
+    now, or None, and `listening` is set while there is one. `reconnected_at` is the time at which a lost connection
+    was replaced, and `lost_at` the time at which the last one was lost. `on_message` is called with each text of
+    `send_message`, also those of this process.
     """
 
     def __init__(
@@ -46,12 +71,17 @@ class Notifications:
     ) -> None:
         self._connector = connector
         self._pool = pool
-        self._channel = channel
+        self.channel = channel
         self._on_change: OnChange = _ignore_change
-        self._waiting: dict[str, None] = {}
+        self._waiting: dict[object, str] = {}
         self._sending: asyncio.Task[None] | None = None
         self._closing = False
-        self.is_listening = False
+        self.listener: int | None = None
+        self.listening = asyncio.Event()
+        self.reconnected_at = -math.inf
+        self.lost_at = time.monotonic()
+        self._has_listened = self._has_failed = False
+        self.on_message: Callable[[str], None] = _ignore_message
         self._listening: asyncio.Task[None] | None = None
 
     def listen(self, on_change: OnChange) -> None:
@@ -65,9 +95,27 @@ class Notifications:
         elif self._listening is None:
             self._listening = asyncio.get_running_loop().create_task(self._listen(self._connector))
 
-    def announce(self, kind: str, response_id: str = "") -> None:
-        """Tell all processes about a change that was committed."""
-        self._waiting[f"{kind} {response_id}"] = None
+    def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
+        """Report a change that was committed to all processes. Of several numbers, the newest is sent."""
+        number = "" if last < 0 else f" {last}"
+        self._queue((kind, response_id, bool(number)), f"{kind} {response_id}{number}")
+
+    def send_message(self, text: str) -> None:
+        """Send a text to all processes that listen."""
+        self._queue(text, f"{_MESSAGE} {text}")
+
+    @property
+    def can_listen(self) -> bool:
+        """True if notifications are received, or will be when the connection is replaced."""
+        return self._listening is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """True if notifications are received now."""
+        return self.listener is not None
+
+    def _queue(self, key: object, payload: str) -> None:
+        self._waiting[key] = payload
         if self._sending is None and not self._closing:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
@@ -83,23 +131,20 @@ class Notifications:
     async def _send(self) -> None:
         try:
             while self._waiting:
-                payloads, self._waiting = list(self._waiting), {}
+                payloads, self._waiting = list(self._waiting.values()), {}
                 with suppress(AntiphonError):  # receivers then find the change at their next poll
-                    await self._pool.submit(SEND, (self._channel, payloads))
+                    await self._pool.submit(SEND, (self.channel, payloads))
         finally:
             self._sending = None
 
     async def _listen(self, connector: PostgresConnector) -> None:
-        has_failed = False
         while True:
             try:
                 await self._listen_until_lost(connector)
             except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-                if not has_failed:
+                if not self._has_failed:
                     logger.warning("notifications are not received: %s", type(error).__name__)
-                has_failed = True
-            finally:
-                self.is_listening = False
+                self._has_failed = True
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _listen_until_lost(self, connector: PostgresConnector) -> None:
@@ -107,10 +152,18 @@ class Notifications:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         try:
-            await connection.add_listener(self._channel, self._receive)
-            self.is_listening = True
+            await connection.add_listener(self.channel, self._receive)
+            await connection.execute(HOLD_LOCK, self.channel)
+            self.listener = connection.get_server_pid()
+            self.listening.set()
+            if self._has_listened:
+                self.reconnected_at = time.monotonic()
+            self._has_listened = True
+            if self._has_failed:
+                logger.warning("notifications are received again")
+            self._has_failed = False
             # Notifications of the time before are lost. Let all readers check once.
-            self._on_change("reconnected", "")
+            self._on_change("reconnected", "", -1)
             while not lost.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_SECONDS):
@@ -118,13 +171,27 @@ class Notifications:
                 if not lost.is_set():
                     await connection.execute("SELECT 1")
         finally:
-            self.is_listening = False
+            if self.listener is not None:
+                self.lost_at = time.monotonic()
+            self.listener = None
+            self.listening.clear()
             await close(connection)
 
     def _receive(self, connection: "Connection[Any]", process: int, channel: str, payload: object) -> None:
-        kind, _, response_id = str(payload).partition(" ")
-        self._on_change(kind, response_id)
+        kind, _, text = str(payload).partition(" ")
+        if kind == _MESSAGE:
+            self.on_message(text)
+        else:
+            response_id, _, number = text.rpartition(" ")
+            if response_id and number.isdecimal():
+                self._on_change(kind, response_id, int(number))
+            else:
+                self._on_change(kind, text, -1)
 
 
-def _ignore_change(kind: str, response_id: str) -> None:
+def _ignore_change(kind: str, response_id: str, last: int) -> None:
+    pass
+
+
+def _ignore_message(text: str) -> None:
     pass

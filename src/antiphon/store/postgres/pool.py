@@ -1,11 +1,9 @@
 """The connections of a PostgreSQL store for reading, and for transactions that are not grouped with others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
-
-import asyncpg
 
 from antiphon.errors import Unavailable
 from antiphon.store.postgres.connection import (
@@ -14,6 +12,7 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     close,
 )
+from antiphon.store.postgres.driver import asyncpg
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -38,24 +37,30 @@ class PostgresPool:
 
     async def submit(self, statement: str, parameters: Sequence[object] = ()) -> "list[Record]":
         """Return the rows of a query. It is repeated once if its connection was lost."""
+        rows: list[Record] = await self.read(_fetch, (statement, parameters))
+        return rows
+
+    async def read(self, function: Callable[..., Awaitable[Any]], parameters: Sequence[object]) -> Any:
+        """Call a function of the connection and the parameters. It changes nothing.
+
+        It is repeated once if its connection was lost.
+        """
         try:
             try:
-                return await self._fetch(statement, parameters)
+                return await self._read(function, parameters)
             except CONNECTION_ERRORS:
-                return await self._fetch(statement, parameters)
+                return await self._read(function, parameters)
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             described = self._health.report_error(error)
             raise described from described.__cause__
 
-    async def _fetch(self, statement: str, parameters: Sequence[object]) -> "list[Record]":
+    async def _read(self, function: Callable[..., Awaitable[Any]], parameters: Sequence[object]) -> Any:
         async with self.use() as connection:
-            rows: list[Record]
             if not self._connector.is_pooled:
-                rows = await connection.fetch(statement, *parameters)
-            else:  # each transaction may get another session, and a query is more than one message
-                async with connection.transaction():
-                    rows = await connection.fetch(statement, *parameters)
-            return rows
+                return await function(connection, *parameters)
+            # Each transaction may get another session, and a query is more than one message.
+            async with connection.transaction():
+                return await function(connection, *parameters)
 
     @asynccontextmanager
     async def transact(self) -> "AsyncIterator[Connection[Any]]":
@@ -112,3 +117,8 @@ class PostgresPool:
             if not connection.is_closed():
                 return connection
         return None
+
+
+async def _fetch(connection: "Connection[Any]", statement: str, parameters: Sequence[object]) -> "list[Record]":
+    rows: list[Record] = await connection.fetch(statement, *parameters)
+    return rows

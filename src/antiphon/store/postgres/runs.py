@@ -1,25 +1,21 @@
-"""The queue of background runs in PostgreSQL. A run and its response are written in one transaction.
+"""Claims of background runs in PostgreSQL.
 
-Claims of all processes follow one after the other, under an advisory lock, so that the limits count exactly. They lock
+They follow one after the other in all processes, under an advisory lock, so that the limits count exactly. They lock
 only the runs that they take, and skip a run whose owner is just writing.
 
 Times are those of the database's clock. A caller's times are converted by their distance from the present.
 """
 
 import heapq
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from antiphon import offload
-from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
-from antiphon.store.claims import Claim, FreeRun
+from antiphon.store.base import NO_LIMITS, ClaimedRun
+from antiphon.store.claims import MAX_DELAY_SECONDS, Claim, FreeRun
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
-from antiphon.store.postgres.database import PostgresDatabase
-from antiphon.store.postgres.responses import INSERT, index_items
-from antiphon.store.postgres.writer import GroupedStatement
-from antiphon.store.record import ForeignItem, pack_with_foreign_items
+from antiphon.store.postgres.steps import PostgresSteps
+from antiphon.store.sql_runs import SqlRuns
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -31,18 +27,6 @@ RUNS_GROWTH = 8
 
 # The present: a parameter in tests, else the clock of the database.
 _NOW = "coalesce({}::float8, extract(epoch FROM clock_timestamp())::float8)"
-
-NOW = f"SELECT {_NOW.format('$1')}"
-
-ENQUEUE = f"""
-WITH saved AS ({INSERT} RETURNING 1)
-INSERT INTO runs (project, response_id, request, model, configuration_id, free_since)
-SELECT $1, $2, $10, $11, $12, {_NOW.format("$13")} FROM saved
-"""
-
-COUNT_WAITING = "SELECT count(*) FROM runs WHERE owner IS NULL AND NOT cancelled"
-
-COUNT_WAITING_OF_PROJECT = f"{COUNT_WAITING} AND project = $1"
 
 # Claims of other processes wait until the end of the transaction. The clock is read after the wait, so that a new lease
 # does not include it.
@@ -72,6 +56,7 @@ WAITING = f"""
 SELECT waiting.* FROM walked CROSS JOIN LATERAL (
     SELECT position, project, attempt, model, configuration_id, free_since FROM runs
     WHERE owner IS NULL AND NOT cancelled AND project = walked.project AND (attempt > 0 OR $2::boolean)
+        AND NOT (free_since > $3 AND free_since <= $3 + {MAX_DELAY_SECONDS}) -- as claims.is_delayed
     ORDER BY position LIMIT $1
 ) AS waiting WHERE walked.project IS NOT NULL
 ORDER BY position
@@ -132,67 +117,8 @@ RETURNING position, project, response_id, request, attempt, watched, cancelled, 
     ), 0))
 """
 
-# Only if the process has waiting runs: a server without work does not write.
-RENEW_CONFIGURATION = """
-INSERT INTO configurations (configuration_id, alive_until)
-SELECT $1, $2 WHERE EXISTS (SELECT 1 FROM runs WHERE owner IS NULL AND NOT cancelled AND configuration_id = $1)
-ON CONFLICT (configuration_id) DO UPDATE SET alive_until = excluded.alive_until
-"""
 
-RENEW = """
-UPDATE runs SET leased_until = $2, lease = $3 WHERE owner = $1 RETURNING project, response_id, cancelled
-"""
-
-# The clock of the database may have been set back.
-SHORTEN_LEASES = "UPDATE runs SET leased_until = $1 + lease WHERE owner IS NOT NULL AND leased_until > $1 + lease"
-
-RELEASE = GroupedStatement(
-    f"""
-WITH released AS (
-    UPDATE runs SET owner = NULL, leased_until = NULL, free_since = {_NOW.format("$2")} WHERE owner = $1 RETURNING 1
-)
-SELECT count(*) FROM released
-""",
-    is_idempotent=True,
-)
-
-RETURN = GroupedStatement(
-    f"""
-WITH returned AS (
-    UPDATE runs SET owner = NULL, leased_until = NULL, free_since = {_NOW.format("$4")} - $5
-    WHERE owner = $1 AND project = $2 AND response_id = $3 RETURNING 1
-)
-SELECT count(*) FROM returned
-""",
-    is_idempotent=True,
-)
-
-
-def _change_run(change: str, condition: str = "") -> GroupedStatement:
-    """Return a statement that changes one run. Its result is the number of changed runs: 0 or 1."""
-    update = f"UPDATE runs SET {change} WHERE project = $1 AND response_id = $2 {condition} RETURNING 1"
-    return GroupedStatement(f"WITH changed AS ({update}) SELECT count(*) FROM changed", is_idempotent=True)
-
-
-# Clear the owner but keep the expiry.
-CLEAR_OWNER = _change_run("owner = ''", "AND owner = $3")
-
-WATCH = _change_run("watched = true")
-
-CANCEL = _change_run("cancelled = true")
-
-WATCHED = "SELECT watched FROM runs WHERE project = $1 AND response_id = $2"
-
-
-class PostgresRunQueue(PostgresDatabase):
-    async def enqueue(
-        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
-    ) -> None:
-        record, foreign = await offload.run(pack_with_foreign_items, stored)
-        run = request, stored.response.model, self.configuration_id, self._read_clock()
-        await self._writer.submit(_enqueue, ((project, *record, *run), foreign, limits))
-        self._notifications.announce("queued")
-
+class PostgresRunQueue(PostgresSteps, SqlRuns):
     async def claim(
         self,
         owner: str,
@@ -215,81 +141,11 @@ class PostgresRunQueue(PostgresDatabase):
             claimed = await _claim(connection, claim, now)
         return [self._convert_time(run, now) for run in claimed]
 
-    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        runs: dict[RunKey, bool] = await self._writer.submit(
-            _renew, (owner, self.configuration_id, self._read_clock(), lease)
-        )
-        return runs
-
-    async def release(self, owner: str) -> None:
-        released: int = await self._writer.submit(RELEASE, (owner, self._read_clock()))
-        if released:
-            self._notifications.announce("queued")
-
-    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        free_seconds = self._now() - free_since
-        await self._writer.submit(RETURN, (owner, project, response_id, self._read_clock(), free_seconds))
-        self._notifications.announce("queued")
-
-    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
-        await self._writer.submit(CLEAR_OWNER, (project, response_id, owner))
-
-    async def mark_watched(self, project: str, response_id: str) -> bool:
-        # Most readers follow a run that is already watched, and need not wait for a commit.
-        rows = await self._reader.submit(WATCHED, (project, response_id))
-        if not rows:
-            return False
-        (watched,) = rows[0]
-        if watched:
-            return True
-        marked: int = await self._writer.submit(WATCH, (project, response_id))
-        return marked > 0
-
-    async def request_cancel(self, project: str, response_id: str) -> bool:
-        marked: int = await self._writer.submit(CANCEL, (project, response_id))
-        if marked:
-            self._notifications.announce("cancelled", response_id)
-        return marked > 0
-
-    async def count_waiting(self) -> int:
-        ((waiting,),) = await self._reader.submit(COUNT_WAITING)
-        return int(waiting)
-
-    def _read_clock(self) -> float | None:
-        """Return the time for a statement, or None for the clock of the database."""
-        return None if self._clock is None else float(self._clock())
-
     def _convert_time(self, run: ClaimedRun, now: float) -> ClaimedRun:
         """Express the time `free_since` by the clock of this process. `now` is the time of the database."""
         if self._clock is not None:
             return run
-        return run._replace(free_since=time.time() - (now - run.free_since))
-
-
-async def _enqueue(
-    connection: "Connection[Any]", row: Sequence[Any], foreign: list[ForeignItem], limits: RunLimits
-) -> None:
-    project, response_id, *_ = row
-    if limits.counts_waiting:
-        await _check_waiting(connection, project, limits)
-    await connection.execute(ENQUEUE, *row)
-    await index_items(connection, project, response_id, foreign)
-
-
-async def _check_waiting(connection: "Connection[Any]", project: str, limits: RunLimits) -> None:
-    """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed.
-
-    Runs that other processes add at the same moment are not counted.
-    """
-    own, total = limits.queued_per_project, limits.queued
-    if own is not None:
-        waiting = await connection.fetchval(COUNT_WAITING_OF_PROJECT, project)
-        if waiting >= own:
-            raise QueueFull(waiting, is_project=True)
-    if total is not None:
-        waiting = await connection.fetchval(COUNT_WAITING)
-        if waiting >= total:
-            raise QueueFull(waiting, is_project=False)
+        return run._replace(free_since=self._now() - (now - run.free_since))
 
 
 async def _claim(connection: "Connection[Any]", claim: Claim, now: float) -> list[ClaimedRun]:
@@ -319,11 +175,11 @@ async def _choose(connection: "Connection[Any]", claim: Claim, now: float) -> li
         admission = Admission(claim.limits, slots=claim.slots, active=active or {}, starts=starts)
         if admission.room <= 0:
             return []
-        waiting = await _list_waiting(connection, count, admission)
+        waiting = await _list_waiting(connection, count, admission, max(now, claim.as_of))
         runs = [*heapq.merge(expired, waiting)]
         if alive_until is None and any(run.configuration_id != claim.configuration_id for run in runs):
             alive_until = dict(await connection.fetch(ALIVE_UNTIL))
-        free = [run for run in runs if not claim.is_left_to_others(run, alive_until or {})]
+        free = [run for run in runs if not claim.skips(run, alive_until or {}, now)]
         if active is None and len({run.project for run in free}) > 1:
             active = await _count_active(connection, claim)
         suspects = await _find_suspects(connection, claim, free)
@@ -338,13 +194,13 @@ async def _count_active(connection: "Connection[Any]", claim: Claim) -> Counter[
     return Counter(project for (project,) in await connection.fetch(ACTIVE, claim.owner, claim.as_of))
 
 
-async def _list_waiting(connection: "Connection[Any]", count: int, admission: Admission) -> list[FreeRun]:
+async def _list_waiting(connection: "Connection[Any]", count: int, admission: Admission, now: float) -> list[FreeRun]:
     """Return up to `count` waiting runs of each project, oldest first, and as many that were started before."""
     rows = []
     if admission.allows_starts:
-        rows = await connection.fetch(WAITING, count, True)
+        rows = await connection.fetch(WAITING, count, True, now)
     if admission.starts_left is not None:
-        rows += await connection.fetch(WAITING, count, False)
+        rows += await connection.fetch(WAITING, count, False, now)
     return sorted({FreeRun(*row) for row in rows})
 
 
@@ -395,13 +251,3 @@ async def _count_starts(connection: "Connection[Any]", now: float) -> int:
     await connection.execute(CORRECT_STARTS, now)
     starts: int = await connection.fetchval(COUNT_STARTS, now - START_WINDOW)
     return starts
-
-
-async def _renew(
-    connection: "Connection[Any]", owner: str, configuration_id: str, clock: float | None, lease: float
-) -> dict[RunKey, bool]:
-    now: float = await connection.fetchval(NOW, clock)
-    await connection.execute(RENEW_CONFIGURATION, configuration_id, now + lease)
-    rows = await connection.fetch(RENEW, owner, now + lease, lease)
-    await connection.execute(SHORTEN_LEASES, now)
-    return {RunKey(project, response_id): cancelled for project, response_id, cancelled in rows}

@@ -1,37 +1,85 @@
 """Execution of steps in PostgreSQL."""
 
+import asyncio
 import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from antiphon.store.postgres.connection import escape_all
+from antiphon.store.escaped_text import escape_all
+from antiphon.store.postgres.connection import make_item_key
 from antiphon.store.postgres.database import PostgresDatabase
-from antiphon.store.sql_steps import AnyStep, Batch, Clock, Lock, Result, SqliteStep, StepDatabase, Steps
+from antiphon.store.postgres.writer import GroupedStatement
+from antiphon.store.sql_steps import (
+    AnyStep,
+    Batch,
+    Clock,
+    Lock,
+    Result,
+    RowInsert,
+    SqliteStep,
+    Statement,
+    StepDatabase,
+    Steps,
+    TryLock,
+    Variants,
+)
 
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon ' || current_schema() || ' ' || $1::text, 0))"
-_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
+_LOCK_NUMBER = "hashtextextended('antiphon ' || current_schema() || ' ' || $1::text, 0)"
+_LOCK = f"SELECT pg_advisory_xact_lock({_LOCK_NUMBER})"
+_TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({_LOCK_NUMBER})"
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+_CLOCK = f"SELECT {_NOW}"
 
 
 class PostgresSteps(PostgresDatabase, StepDatabase):
     """Base of the parts of a PostgreSQL database that are written as steps."""
 
     async def _read(self, work: Callable[..., Steps[Result]], *parameters: object) -> Result:
-        async with self._reader.transact() as connection:
-            result: Result = await _run(connection, work, parameters, self._clock)
+        result: Result = await self._reader.read(_run, (work, parameters, self._clock))
         return result
 
     async def _write(self, work: Callable[..., Steps[Result]], *parameters: object) -> Result:
         result: Result = await self._writer.submit(_run, (work, parameters, self._clock))
         return result
 
-    async def _fetch(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        rows = await self._reader.submit(number_parameters(statement), _convert(parameters))
+    async def _write_apart(self, work: Callable[..., Steps[Result]], *parameters: object) -> Result:
+        async with self._reader.transact() as connection:
+            result: Result = await _run(connection, work, parameters, self._clock)
+        return result
+
+    async def _fetch(self, statement: Statement, parameters: Sequence[object]) -> list[Any]:
+        rows = await self._reader.submit(translate(statement), _convert(parameters))
         return [tuple(row) for row in rows]
+
+    def _change(
+        self, statement: str, parameters: Sequence[object], *, is_idempotent: bool = False
+    ) -> asyncio.Future[int]:
+        return self._writer.submit(_count_changes(statement, is_idempotent=is_idempotent), _convert(parameters))
+
+    def _insert(self, insert: RowInsert, row: Sequence[object]) -> asyncio.Future[Any]:
+        statement = _count_changes(insert.one_row, is_idempotent=True, after_repeat=insert.after_repeat)
+        return self._writer.submit(statement, row)
+
+    def _read_clock(self) -> float | None:
+        return None if self._clock is None else float(self._clock())
+
+    def _make_item_key(self, item_id: str) -> str:
+        return make_item_key(item_id)
+
+    def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
+        self._notifications.announce(kind, response_id, last)
+
+    def _track_write(self, project: str, response_id: str, first: int) -> AbstractContextManager[bool]:
+        return self._uncertain.track(project, response_id, first)
+
+    def _is_uncertain(self, project: str, response_id: str) -> bool:
+        return (project, response_id, -1) in self._uncertain
 
 
 async def _run(
@@ -56,12 +104,12 @@ async def _execute(
         return [(await connection.fetchval(_CLOCK) if clock is None else clock(),)]
     if isinstance(step, SqliteStep):
         return []
-    if isinstance(step, Lock):
-        await connection.execute(_LOCK, step.key)
-        return []
-    statement = number_parameters(step.statement)
+    if isinstance(step, Lock | TryLock):
+        return [(await connection.fetchval(_LOCK if isinstance(step, Lock) else _TRY_LOCK, step.key),)]
+    statement = translate(step.statement)
     if isinstance(step, Batch):
-        await connection.executemany(statement, [_convert(row) for row in step.rows])
+        if step.rows:
+            await connection.executemany(statement, [_convert(row) for row in step.rows])
         return []
     return [tuple(row) for row in await connection.fetch(statement, *_convert(step.parameters))]
 
@@ -75,8 +123,20 @@ def _convert_list(values: Sequence[Any]) -> list[Any]:
 
 
 @functools.cache
-def number_parameters(statement: str) -> str:
-    """Number the parameters."""
+def translate(statement: Statement) -> str:
+    """Return a statement as PostgreSQL executes it, with numbers for its parameters."""
     numbers = itertools.count(1)
-    statement = statement.replace("IN TEXTS(?)", "= ANY(?::text[])").replace("IN NUMBERS(?)", "= ANY(?::bigint[])")
-    return re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
+    text = statement.postgres if isinstance(statement, Variants) else statement
+    text = re.sub(r"IN TEXTS\((\?\d*)\)", r"= ANY(\1::text[])", text)
+    text = re.sub(r"IN NUMBERS\((\?\d*)\)", r"= ANY(\1::bigint[])", text)
+    text = re.sub(r"NOW\((\?\d*)\)", rf"coalesce(\1::float8, {_NOW})", text)
+    text = re.sub(r"\browid\b", "position", text)
+    return re.sub(r"\?(\d*)", lambda match: f"${match[1] or next(numbers)}", text)
+
+
+@functools.cache
+def _count_changes(statement: str, *, is_idempotent: bool, after_repeat: str | None = None) -> GroupedStatement:
+    """Return a statement whose result is the number of rows that the given one changes."""
+    changing = f"WITH changed AS ({translate(statement)} RETURNING 1)"
+    correction = after_repeat and translate(after_repeat)
+    return GroupedStatement(f"{changing} SELECT count(*) FROM changed", is_idempotent, correction)

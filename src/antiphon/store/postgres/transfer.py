@@ -5,16 +5,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from antiphon.errors import ConfigError
 from antiphon.store.files.content import append_piece, locate_below, read_pieces
 from antiphon.store.migration_files import read_migrations
-from antiphon.store.postgres.connection import PostgresConnector, ServerAddress, close, explain_refusal, make_item_key
+from antiphon.store.postgres.connection import (
+    OPENING_ERRORS,
+    PostgresConnector,
+    ServerAddress,
+    close,
+    explain_refusal,
+    make_item_key,
+)
 from antiphon.store.postgres.migrations import migrate, read_version
-from antiphon.store.postgres.steps import number_parameters
+from antiphon.store.postgres.steps import translate
 from antiphon.store.postgres.words import INSERT_WORDS, make_scope_word, split_text
-from antiphon.store.transfer import ALL_TABLES, CHUNKS, CONTENTS, Table
+from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CHUNKS, CONTENTS, Table
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -58,10 +63,13 @@ class PostgresTransfer:
     def __init__(self, connection: "Connection[Any]", folder: Path | None = None) -> None:
         self._connection = connection
         self._folder = None if folder is None else folder / "contents"
+        self._known_runs: set[str] | None = None
+
+    async def read_schema(self) -> tuple[int, int]:
+        return await read_version(self._connection), read_migrations("postgres")[-1].version
 
     async def describe(self) -> dict[str, Any]:
-        version = await read_version(self._connection)
-        newest = read_migrations("postgres")[-1].version
+        version, newest = await self.read_schema()
         rows = {}
         if version == newest:
             rows = {table.name: await self._count(table) for table in ALL_TABLES}
@@ -89,6 +97,8 @@ class PostgresTransfer:
         if table is CONTENTS:
             await self._import_contents(rows)
             return
+        if table in AGENT_TABLES:
+            rows = [row for row in rows if row[0] not in await self._list_known_runs()]
         columns = ", ".join(column.name for column in table.columns)
         values = ", ".join(f"${number}" for number in range(1, len(table.columns) + 1))
         converted = [_convert_row(table, row) for row in rows]
@@ -96,9 +106,15 @@ class PostgresTransfer:
         if table is CHUNKS:
             words = [(row[0], row[1], split_text(row[4]), make_scope_word(row[3])) for row in rows]
             await self._connection.executemany(
-                number_parameters(INSERT_WORDS),
+                translate(INSERT_WORDS),
                 [(chunk, entry, len(text) + 1, " ".join(text), scope) for chunk, entry, text, scope in words],
             )
+
+    async def _list_known_runs(self) -> set[str]:
+        """Return the ids of the runs of agents before the import."""
+        if self._known_runs is None:
+            self._known_runs = {run_id for (run_id,) in await self._connection.fetch("SELECT run_id FROM agent_runs")}
+        return self._known_runs
 
     async def _import_contents(self, rows: Sequence[Sequence[Any]]) -> None:
         if self._folder is not None:
@@ -155,7 +171,7 @@ async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None
                     await transfer.finish_import()
         finally:
             await close(connection)
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except OPENING_ERRORS as error:
         raise explain_refusal(address, error) from error
 
 
@@ -167,5 +183,5 @@ def _check_folder(folder: Path | None, *, is_import: bool) -> None:
 async def _check_empty(connection: "Connection[Any]", address: ServerAddress) -> None:
     for table in ALL_TABLES:
         await connection.execute(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
-        if await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {table.name})"):
+        if table not in AGENT_TABLES and await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {table.name})"):
             raise ConfigError(f"The store {address} is not empty: it has {table.name}. Import into a new store.")

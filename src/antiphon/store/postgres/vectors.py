@@ -10,9 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from antiphon.store.files.rows import ChunkRow, VectorQuery
+from antiphon.store.postgres.driver import asyncpg
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -47,13 +46,17 @@ CREATE INDEX chunk_vectors_by_entry ON chunk_vectors (entry);
 """
 _INSERT = "INSERT INTO chunk_vectors (chunk_id, entry, scope, vector) VALUES (?, ?, ?, ?::text::{schema}.halfvec)"
 # Parameters: the scope, the query, the chunks with matching words, their scores, the entries, the two weights, the
-# threshold and the number of results.
+# threshold and the number of results. The query is parsed once, by a subquery. Windows are a step of their own so that
+# vectors are not sorted to group them.
 _RANK = """
 WITH matches AS MATERIALIZED (
     SELECT * FROM unnest($3::bigint[], $4::float8[]) AS matches (chunk_id, score)
+), windows AS MATERIALIZED (
+    SELECT chunk_id, entry,
+        -(vector OPERATOR({schema}.<#>) (SELECT $2::text::{schema}.halfvec)) AS similarity
+    FROM chunk_vectors WHERE scope = $1 AND entry = ANY($5::bigint[])
 ), compared AS MATERIALIZED (
-    SELECT chunk_id, entry, max(-(vector OPERATOR({schema}.<#>) $2::text::{schema}.halfvec)) AS similarity
-    FROM chunk_vectors WHERE scope = $1 AND entry = ANY($5::bigint[]) GROUP BY chunk_id, entry
+    SELECT chunk_id, entry, max(similarity) AS similarity FROM windows GROUP BY chunk_id, entry
 ), scores AS (
     SELECT greatest(0, least(1, similarity)) * $6::float8 + coalesce(score, 0) * $7::float8 AS score, chunk_id, entry
     FROM compared LEFT JOIN matches USING (chunk_id)

@@ -26,6 +26,18 @@ SELECT count(*), coalesce(avg(length), 1)::float8 FROM chunk_words
 JOIN entries ON entries.position = chunk_words.entry AND entries.status = 'completed' WHERE words @@ $1::tsquery
 """
 
+# Parameters: the words, each split like a text, the query for the scope, and the number at which counting stops.
+COUNT_MATCHES = """
+SELECT CASE WHEN term = '' THEN 0 ELSE (
+    SELECT count(*) FROM (
+        SELECT 1 FROM chunk_words WHERE words @@ ($2::text || ' & ( ' || term || ' )')::tsquery LIMIT $3
+    ) AS found
+) END
+FROM unnest($1::text[]) WITH ORDINALITY AS given (word, position),
+    LATERAL (SELECT plainto_tsquery('antiphon_words', word)::text AS term) AS terms
+ORDER BY position
+"""
+
 # Parameters: the maximum number of matches, the words, the query for the scope, the entries or NULL, and the result of
 # COUNT_WORDS.
 MATCH_WORDS = f"""

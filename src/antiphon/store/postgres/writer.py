@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
-
 from antiphon.errors import AntiphonError, StoreUnavailable, Unavailable
+from antiphon.store.operations import QueuedOperation, resolve_waiters
 from antiphon.store.postgres.connection import (
     CONFLICTS,
     CONNECTION_ERRORS,
@@ -26,7 +25,9 @@ from antiphon.store.postgres.connection import (
     DatabaseHealth,
     PostgresConnector,
     close,
+    describe_error,
 )
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.write_observer import OnWrite, count_failures
 
 if TYPE_CHECKING:
@@ -44,27 +45,17 @@ class GroupedStatement(NamedTuple):
     """A statement with exactly one row as its result. The first value of the row is the result of the operation.
 
     Neighbouring operations with the same statement need one round trip together. `is_idempotent`: executing it twice
-    has the same effect as once.
+    has the same effect as once. `after_repeat` follows a repetition if the first execution may have been committed.
+    Its parameters are the first two.
     """
 
     text: str
     is_idempotent: bool = False
+    after_repeat: str | None = None
 
 
 # A function is called with the connection and the parameters, in a transaction.
 Work = GroupedStatement | Callable[..., Awaitable[object]]
-
-
-class WriteOperation:
-    """Work for the writer. `outcome` is its result, or the exception that it raised."""
-
-    __slots__ = ("outcome", "parameters", "waiter", "work")
-
-    def __init__(self, work: Work, parameters: Sequence[object], waiter: asyncio.Future[Any]) -> None:
-        self.work = work
-        self.parameters = parameters
-        self.waiter = waiter
-        self.outcome: object = None
 
 
 class GroupWriter:
@@ -76,7 +67,7 @@ class GroupWriter:
         self._connector = connector
         self._health = health
         self._connection: Connection[Any] | None = None
-        self._waiting: list[WriteOperation] = []
+        self._waiting: list[QueuedOperation] = []
         self._wake = asyncio.Event()
         self._closing = False
         self._on_write = on_write
@@ -89,7 +80,7 @@ class GroupWriter:
         if self._closing:
             raise Unavailable("The store is not open.")
         waiter = self._loop.create_future()
-        self._waiting.append(WriteOperation(work, parameters, waiter))
+        self._waiting.append(QueuedOperation(work, parameters, waiter))
         self._wake.set()
         return waiter
 
@@ -110,11 +101,11 @@ class GroupWriter:
                 if self._on_write is not None:
                     failures = count_failures(operation.outcome for operation in batch)
                     self._on_write(time.perf_counter() - began_at, failures)
-                _resolve_futures(batch)
+                resolve_waiters(batch, describe_error)
         if self._connection is not None:
             await close(self._connection)
 
-    async def _execute(self, batch: list[WriteOperation]) -> None:
+    async def _execute(self, batch: list[QueuedOperation]) -> None:
         """Set the outcome of each operation."""
         try:
             await self._write_batch(batch)
@@ -130,12 +121,12 @@ class GroupWriter:
         else:
             self._health.report_success()
 
-    async def _write_batch(self, batch: list[WriteOperation]) -> None:
+    async def _write_batch(self, batch: list[QueuedOperation]) -> None:
         conflicts = 0
-        has_reconnected = False
+        has_reconnected = is_repeated = False
         while True:
             connection = await self._get_connection()
-            attempt = _Attempt(connection, is_pooled=bool(self._connector.is_pooled))
+            attempt = _Attempt(connection, is_pooled=bool(self._connector.is_pooled), is_repeated=is_repeated)
             try:
                 await attempt.execute(batch)
                 return
@@ -147,7 +138,7 @@ class GroupWriter:
                 self._discard_connection()
                 if has_reconnected or not (attempt.can_repeat or _are_idempotent(batch)):
                     raise
-                has_reconnected = True
+                has_reconnected, is_repeated = True, not attempt.can_repeat
             finally:
                 await attempt.clean_up()
 
@@ -173,24 +164,35 @@ class GroupWriter:
 
 
 class _Attempt:
-    """One transaction. `can_repeat` is False from the moment at which it may have been committed."""
+    """One transaction. `can_repeat` is False from the moment at which it may have been committed.
 
-    def __init__(self, connection: "Connection[Any]", *, is_pooled: bool) -> None:
+    `is_repeated`: an earlier attempt may have been committed.
+    """
+
+    def __init__(self, connection: "Connection[Any]", *, is_pooled: bool, is_repeated: bool) -> None:
         self._connection = connection
-        self._is_pooled = is_pooled
+        self._needs_begin = is_pooled or is_repeated
+        self._is_repeated = is_repeated
         self.can_repeat = True
 
-    async def execute(self, batch: list[WriteOperation]) -> None:
+    async def execute(self, batch: list[QueuedOperation]) -> None:
         groups = [(work, list(group)) for work, group in groupby(batch, key=lambda operation: operation.work)]
-        if len(groups) == 1 and isinstance(groups[0][0], GroupedStatement) and not self._is_pooled:
+        if len(groups) == 1 and isinstance(groups[0][0], GroupedStatement) and not self._needs_begin:
             self.can_repeat = False
             await _execute_group(self._connection, *groups[0])  # a transaction of its own
             return
         await self._connection.execute("BEGIN")
         for work, group in groups:
             await _execute_group(self._connection, work, group)
+        if self._is_repeated:
+            await self._correct(batch)
         self.can_repeat = False
         await self._connection.execute("COMMIT")
+
+    async def _correct(self, batch: Sequence[QueuedOperation]) -> None:
+        for operation in batch:
+            if isinstance(operation.work, GroupedStatement) and operation.work.after_repeat is not None:
+                await self._connection.execute(operation.work.after_repeat, *operation.parameters[:2])
 
     async def clean_up(self) -> None:
         """End a transaction that has failed."""
@@ -201,7 +203,7 @@ class _Attempt:
                 self._connection.terminate()
 
 
-async def _execute_group(connection: "Connection[Any]", work: Work, group: list[WriteOperation]) -> None:
+async def _execute_group(connection: "Connection[Any]", work: Work, group: list[QueuedOperation]) -> None:
     if isinstance(work, GroupedStatement):
         rows = await connection.fetchmany(work.text, [operation.parameters for operation in group])
         for operation, row in zip(group, rows, strict=True):
@@ -214,24 +216,10 @@ async def _execute_group(connection: "Connection[Any]", work: Work, group: list[
             operation.outcome = error
 
 
-def _are_idempotent(batch: Sequence[WriteOperation]) -> bool:
+def _are_idempotent(batch: Sequence[QueuedOperation]) -> bool:
     return all(isinstance(operation.work, GroupedStatement) and operation.work.is_idempotent for operation in batch)
 
 
-def _fail_all(batch: Sequence[WriteOperation], error: AntiphonError) -> None:
+def _fail_all(batch: Sequence[QueuedOperation], error: AntiphonError) -> None:
     for operation in batch:
         operation.outcome = error
-
-
-def _resolve_futures(batch: Sequence[WriteOperation]) -> None:
-    for operation in batch:
-        if operation.waiter.done():  # cancelled by the caller
-            continue
-        outcome = operation.outcome
-        if isinstance(outcome, StoreUnavailable):
-            # Each waiter gets an exception of its own, because one error can be the outcome of many operations.
-            operation.waiter.set_exception(type(outcome)(outcome.message, retry_after=outcome.retry_after))
-        elif isinstance(outcome, Exception):
-            operation.waiter.set_exception(outcome)
-        else:
-            operation.waiter.set_result(outcome)

@@ -23,17 +23,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
 from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.store.migration_files import read_migrations
+from antiphon.store.operations import QueuedOperation, WriterCheck, resolve_waiters
+from antiphon.store.peer_link import StorePeerLink
+from antiphon.store.sql_steps import MAX_ROWS, RowInsert
 from antiphon.store.sqlite.checkpoints import LogLimiter
 from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.health import StoreHealth, check_disk, describe_error
 from antiphon.store.sqlite.leases import LiveProcesses, locate_owners
-from antiphon.store.sqlite.migrations import migrate, read_migrations
+from antiphon.store.sqlite.migrations import migrate
 from antiphon.store.write_observer import OnWrite, count_failures
 
 # Seconds to wait for a lock that another process holds.
@@ -41,29 +46,6 @@ BUSY_TIMEOUT = 30.0
 
 # Number of whole responses that are read at once.
 CONCURRENT_READS = 4
-
-# Time for which the result of a check is used again, and the time to wait for a check.
-CHECK_SECONDS = 1.0
-CHECK_TIMEOUT_SECONDS = 5.0
-
-# Maximum number of rows in one statement. Each number of rows is a prepared statement of its own.
-MAX_ROWS = 32
-
-
-class RowInsert:
-    """An INSERT statement for one row, or for the rows of several operations at once.
-
-    `into` is its beginning, up to the values of the rows, and `rest` the text after them.
-    """
-
-    def __init__(self, into: str, *, columns: int, rest: str = "") -> None:
-        self.into, self.columns = into, columns
-        row = f"({', '.join('?' * columns)})"
-        self._statements = [f"{into} VALUES {', '.join([row] * count)} {rest}" for count in range(1, MAX_ROWS + 1)]
-        self.one_row = self._statements[0]
-
-    def for_rows(self, count: int) -> str:
-        return self._statements[count - 1]
 
 
 class OutsideTransaction(NamedTuple):
@@ -76,19 +58,9 @@ class OutsideTransaction(NamedTuple):
 Work = str | RowInsert | OutsideTransaction | Callable[..., object]
 
 
-class QueuedOperation:
-    """Work for a connection thread. `outcome` is its result, or the exception that it raised."""
-
-    __slots__ = ("outcome", "parameters", "waiter", "work")
-
-    def __init__(self, work: Work, parameters: Sequence[object], waiter: asyncio.Future[Any]) -> None:
-        self.work = work
-        self.parameters = parameters
-        self.waiter = waiter
-        self.outcome: object = None
-
-
 ExecuteBatch = Callable[[sqlite3.Connection, list[QueuedOperation]], None]
+
+_IGNORE_CLOSED_LOOP = contextlib.suppress(RuntimeError)
 
 
 class ConnectionThread:
@@ -144,7 +116,7 @@ class ConnectionThread:
             closing = None in taken
             if batch:
                 self._execute(batch)
-                self._call_loop(_resolve_futures, batch)
+                self._call_loop(_resolve_waiters, batch)
         can_be_closed = self._files.can_be_closed
         if can_be_closed:
             self._connection.close()
@@ -161,7 +133,7 @@ class ConnectionThread:
 
     def _call_loop(self, callback: Callable[[Any], object], argument: object) -> None:
         # If the loop is closed, no caller waits.
-        with contextlib.suppress(RuntimeError):
+        with _IGNORE_CLOSED_LOOP:
             self._loop.call_soon_threadsafe(callback, argument)
 
 
@@ -186,13 +158,14 @@ class Database:
         self._limits = limits
         self._files = DatabaseFiles(path)
         self._health = StoreHealth(self._files, min_free_bytes=limits.min_free_bytes)
-        self._check: asyncio.Future[None] | None = None
-        self._checked = 0.0
+        self._check = WriterCheck()
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self.on_change: OnChange | None = None
         self.on_write: OnWrite | None = None
         self._reads = asyncio.Semaphore(CONCURRENT_READS)
+        self._large_reads = asyncio.Lock()
+        self._chain_locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self._offsets = OffsetCache()
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
@@ -220,44 +193,28 @@ class Database:
         self._chain_cache.clear()
         self._processes.unregister_all()
 
-    @property
-    def reports_changes(self) -> bool:
-        return False
+    reports_changes = False
+    peer_link: StorePeerLink | None = None
 
     @property
     def failure(self) -> StoreUnavailable | None:
         return self._health.failure
 
     async def check(self) -> None:
-        writer = self._writer
-        check = self._check
-        if check is None or (check.done() and not self._is_recent(check)):
-            check = self._check = writer.submit(_check_writable, (self.path, self._limits.min_free_bytes, self._health))
-            check.add_done_callback(_retrieve_error)
-            self._checked = time.monotonic()
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
-                await asyncio.shield(check)
-        except TimeoutError:
-            raise StoreUnavailable("The store does not respond.") from None
-
-    def _is_recent(self, check: asyncio.Future[None]) -> bool:
-        """Return True if the result of a check can be used again."""
-        has_failed_since = self._health.failure is not None and check.exception() is None
-        return time.monotonic() - self._checked < CHECK_SECONDS and not has_failed_since
+        writer, parameters = self._writer, (self.path, self._limits.min_free_bytes, self._health)
+        await self._check.run(lambda: writer.submit(_check_writable, parameters), self.failure)
 
     @property
     def _writer(self) -> ConnectionThread:
-        return self._get_threads()[0]
+        if self._threads is None:
+            raise Unavailable("The store is not open.")
+        return self._threads[0]
 
     @property
     def _reader(self) -> ConnectionThread:
-        return self._get_threads()[1]
-
-    def _get_threads(self) -> tuple[ConnectionThread, ConnectionThread]:
         if self._threads is None:
             raise Unavailable("The store is not open.")
-        return self._threads
+        return self._threads[1]
 
 
 def create_file(path: Path) -> None:
@@ -278,8 +235,8 @@ def connect(path: Path) -> sqlite3.Connection:
     # Text that was damaged must not fail the query of other rows.
     connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
     try:
-        # The first two are for a new file. A typical response fits in two pages.
-        connection.execute("PRAGMA page_size = 8192")
+        # The first two are for a new file. A commit writes whole pages, six for a typical response.
+        connection.execute("PRAGMA page_size = 4096")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
@@ -289,19 +246,13 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _resolve_futures(batch: list[QueuedOperation]) -> None:
-    for operation in batch:
-        if operation.waiter.done():  # cancelled by the caller
-            continue
-        # Each waiter gets an exception of its own, because one error can be the outcome of many operations.
-        if isinstance(operation.outcome, StoreUnavailable):
-            operation.waiter.set_exception(type(operation.outcome)(operation.outcome.message))
-        elif isinstance(operation.outcome, AntiphonError):  # raised by the operation's own function
-            operation.waiter.set_exception(operation.outcome)
-        elif isinstance(operation.outcome, Exception):
-            operation.waiter.set_exception(describe_error(operation.outcome))
-        else:
-            operation.waiter.set_result(operation.outcome)
+def _resolve_waiters(batch: list[QueuedOperation]) -> None:
+    resolve_waiters(batch, _describe_outcome)
+
+
+def _describe_outcome(error: Exception) -> Exception:
+    # A function of an operation raises AntiphonError itself.
+    return error if isinstance(error, AntiphonError) else describe_error(error)
 
 
 class BatchWriter:
@@ -315,7 +266,7 @@ class BatchWriter:
         """Execute a batch in one transaction. An operation that fails does not affect the others."""
         self._health.check_before_write()
         try:
-            if not _insert_rows(connection, batch):
+            if not _insert_rows(connection, batch) and not _write_alone(connection, batch):
                 _write_in_transaction(connection, batch)
         except Exception as error:
             self._health.report_error(error)
@@ -347,12 +298,6 @@ def _check_writable(connection: sqlite3.Connection, path: Path, min_free_bytes: 
         connection.execute(f"PRAGMA user_version = {version}")  # writes a page, and changes nothing
 
 
-def _retrieve_error(check: asyncio.Future[None]) -> None:
-    """Mark the error as retrieved. The caller may have been cancelled."""
-    if not check.cancelled():
-        check.exception()
-
-
 def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> bool:
     """Execute a batch of equal inserts as one statement, which is a transaction of its own.
 
@@ -362,15 +307,31 @@ def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -
     insert = batch[0].work
     if not isinstance(insert, RowInsert) or len(batch) > MAX_ROWS:
         return False
-    if any(operation.work is not insert for operation in batch):
-        return False
-    rows = [value for operation in batch for value in operation.parameters]
+    rows: list[object] = []
+    for operation in batch:
+        if operation.work is not insert:
+            return False
+        rows += operation.parameters
     try:
         connection.execute(insert.for_rows(len(batch)), rows)
     except Exception as error:
         if _is_locked(error):  # no row can be written, and each attempt waits for the lock
             raise
         return False  # one of the rows is invalid, or does not fit the disk
+    return True
+
+
+def _write_alone(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> bool:
+    """Execute a batch of one statement, which is a transaction of its own. Return False if it is another batch."""
+    operation = batch[0]
+    if len(batch) > 1 or not isinstance(operation.work, str):
+        return False
+    try:
+        operation.outcome = connection.execute(operation.work, operation.parameters).rowcount
+    except sqlite3.OperationalError:  # a lock, a full disk or a damaged file
+        raise
+    except Exception as error:  # the row is invalid
+        operation.outcome = error
     return True
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from antiphon.errors import ConfigError
 from antiphon.store.condition import StoreCondition
-from antiphon.store.sqlite.migrations import read_migrations
+from antiphon.store.migration_files import read_migrations
 
 _LOCK_SECONDS = 2.0
 
@@ -24,7 +24,9 @@ def inspect_file(path: Path) -> StoreCondition:
             connection.close()
     except sqlite3.Error as error:
         raise ConfigError(f"The store {path} cannot be opened: {error}.") from None
-    return StoreCondition(schema=schema, newest=read_migrations()[-1].version, refusal=refusal, has_keys=has_keys)
+    return StoreCondition(
+        schema=schema, newest=read_migrations("sqlite")[-1].version, refusal=refusal, has_keys=has_keys
+    )
 
 
 def _has_keys(connection: sqlite3.Connection) -> bool:

@@ -1,4 +1,4 @@
-"""Ownership of runs, and detection of owners whose process has died.
+"""Detection of owners of runs whose process has died.
 
 Each owner of runs holds a lock on a file of its own, in a folder beside the database. The operating system releases the
 lock when the process ends, in whatever way. So processes on the same machine can claim the runs of a dead owner before
@@ -7,16 +7,8 @@ its lease expires. If the file system has no such locks, only the expiry of the 
 
 import fcntl
 import os
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
-
-OWNED = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner = ?"
-
-
-def is_owned(connection: sqlite3.Connection, project: str, response_id: str, owner: str) -> bool:
-    """Return True if this owner has the run. An expired lease counts until another owner claims the run."""
-    return connection.execute(OWNED, (project, response_id, owner)).fetchone() is not None
 
 
 def locate_owners(path: Path) -> Path:

@@ -4,13 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from antiphon.errors import ConfigError
-from antiphon.store import migration_files
 from antiphon.store.migration_files import Migration
-
-
-def read_migrations(schema: str = "sqlite") -> list[Migration]:
-    """Return all migrations of a schema in order."""
-    return migration_files.read_migrations(schema)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, path: str) -> None:

@@ -1,34 +1,27 @@
-"""The queue of background runs in SQLite. A run and its response are written in one transaction.
-
-The column `home` has the configuration id of the process that enqueued a run.
-"""
+"""Claims of background runs in SQLite."""
 
 import heapq
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
-from antiphon import offload
 from antiphon.errors import ServerError
-from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
+from antiphon.store.base import NO_LIMITS, ClaimedRun
 from antiphon.store.claims import Claim, FreeRun
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
-from antiphon.store.record import DAMAGE, ForeignItem, pack_with_foreign_items
-from antiphon.store.sqlite.database import Database
+from antiphon.store.record import DAMAGE
+from antiphon.store.sql_runs import SqlRuns
 from antiphon.store.sqlite.leases import LiveProcesses
-from antiphon.store.sqlite.responses import INSERT, index_items
+from antiphon.store.sqlite.steps import SqliteSteps
 
 logger = logging.getLogger(__name__)
 
-ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_since) VALUES (?, ?, ?, ?, ?, ?)"
-
 # The index covers all columns, so no row is read for skipped runs.
 WAITING = """
-SELECT place, project, attempt, model, home, free_since FROM runs
-WHERE owner IS NULL AND NOT cancelled AND project = ? AND place > ? AND (attempt > 0 OR ?)
-ORDER BY place
+SELECT position, project, attempt, model, configuration_id, free_since FROM runs
+WHERE owner IS NULL AND NOT cancelled AND project = ? AND position > ? AND (attempt > 0 OR ?)
+ORDER BY position
 """
 
 # The projects with waiting runs, and the oldest of these. Each step is one search in the index.
@@ -39,13 +32,9 @@ WITH RECURSIVE walked (project) AS (
     SELECT (SELECT min(project) FROM runs WHERE owner IS NULL AND NOT cancelled AND project > walked.project)
     FROM walked WHERE walked.project IS NOT NULL
 )
-SELECT project, (SELECT min(place) FROM runs WHERE owner IS NULL AND NOT cancelled AND project = walked.project)
+SELECT project, (SELECT min(position) FROM runs WHERE owner IS NULL AND NOT cancelled AND project = walked.project)
 FROM walked WHERE project IS NOT NULL
 """
-
-COUNT_WAITING = "SELECT count(*) FROM runs WHERE owner IS NULL AND NOT cancelled"
-
-COUNT_WAITING_OF_PROJECT = f"{COUNT_WAITING} AND project = ?"
 
 # The plus signs make SQLite use the index of owned runs.
 ACTIVE = "SELECT project FROM runs WHERE owner > '' AND (+owner = ? OR +leased_until > ?)"
@@ -59,32 +48,25 @@ COUNT_STARTS = "SELECT count(*) FROM run_starts WHERE started_at > ?"
 
 INSERT_START = "INSERT INTO run_starts (started_at) VALUES (?)"
 
-LIVE_HOMES = "SELECT home, alive_until FROM homes WHERE home > ''"
-
-# Only if the process has waiting runs: a server without work does not write.
-RENEW_HOME = """
-INSERT INTO homes (home, alive_until)
-SELECT ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE owner IS NULL AND NOT cancelled AND home = ?)
-ON CONFLICT (home) DO UPDATE SET alive_until = excluded.alive_until
-"""
+ALIVE_UNTIL = "SELECT configuration_id, alive_until FROM configurations WHERE configuration_id > ''"
 
 OWNERS = "SELECT DISTINCT owner FROM runs WHERE owner > ''"
 
 END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until > ?"
 
 # A run that still has an owner was interrupted once more.
-INTERRUPTIONS = "SELECT interruptions + (owner IS NOT NULL) FROM runs WHERE place = ?"
+INTERRUPTIONS = "SELECT interruptions + (owner IS NOT NULL) FROM runs WHERE position = ?"
 
 HOLDS_SUSPECT = "SELECT EXISTS (SELECT 1 FROM runs WHERE owner = ? AND interruptions >= ?)"
 
 # Runs of dead processes. Runs that wait in the queue have no lease.
 EXPIRED = """
-SELECT place, project, attempt, model, home, leased_until FROM runs
+SELECT position, project, attempt, model, configuration_id, leased_until FROM runs
 WHERE leased_until <= ? AND owner <> ? AND NOT cancelled
 """
 
 # The plus signs make SQLite use the index of cancelled runs, which are few.
-CANCELLED = "SELECT place FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
+CANCELLED = "SELECT position FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
 
 # A run that still has an owner was not released.
 TAKE = """
@@ -95,44 +77,20 @@ UPDATE runs SET
     owner = ?,
     leased_until = ?,
     lease = ?
-WHERE place = ?
+WHERE position = ?
 """
 
 TAKEN = """
-SELECT project, response_id, request, attempt, watched, cancelled, interruptions, model, home = ?,
-    max(free_since, coalesce((SELECT alive_until FROM homes WHERE homes.home = runs.home AND homes.home <> ?), 0))
-FROM runs WHERE place = ?
+SELECT project, response_id, request, attempt, watched, cancelled, interruptions, model, configuration_id = ?,
+    max(free_since, coalesce((
+        SELECT alive_until FROM configurations
+        WHERE configurations.configuration_id = runs.configuration_id AND runs.configuration_id <> ?
+    ), 0))
+FROM runs WHERE position = ?
 """
 
-RENEW = "UPDATE runs SET leased_until = ?, lease = ? WHERE owner = ?"
 
-# The first condition lets SQLite use the index of leased runs.
-SHORTEN_LEASES = "UPDATE runs SET leased_until = ? + lease WHERE leased_until > ? AND leased_until > ? + lease"
-
-OWNED_RUNS = "SELECT project, response_id, cancelled FROM runs WHERE owner = ?"
-
-RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL, free_since = ? WHERE owner = ?"
-
-PUT_BACK = f"{RELEASE} AND project = ? AND response_id = ?"
-
-# Clear the owner but keep the expiry.
-CLEAR_OWNER = "UPDATE runs SET owner = '' WHERE project = ? AND response_id = ? AND owner = ?"
-
-WATCHED = "SELECT watched FROM runs WHERE project = ? AND response_id = ?"
-
-WATCH = "UPDATE runs SET watched = 1 WHERE project = ? AND response_id = ?"
-
-CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
-
-
-class SqliteRunQueue(Database):
-    async def enqueue(
-        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
-    ) -> None:
-        run = project, stored.response.id, request, stored.response.model, self.configuration_id, self._now()
-        record, foreign = await offload.run(pack_with_foreign_items, stored)
-        await self._writer.submit(_enqueue, ((project, *record), run, foreign, limits))
-
+class SqliteRunQueue(SqliteSteps, SqlRuns):
     async def claim(
         self,
         owner: str,
@@ -154,38 +112,9 @@ class SqliteRunQueue(Database):
             claimed = await self._writer.submit(_claim, parameters)
         return claimed
 
-    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        runs: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self.configuration_id, self._now, lease))
-        return runs
-
     async def release(self, owner: str) -> None:
-        await self._writer.submit(RELEASE, (self._now(), owner))
+        await super().release(owner)
         self._processes.unregister(owner)
-
-    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        await self._writer.submit(PUT_BACK, (free_since, owner, project, response_id))
-
-    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
-        await self._writer.submit(CLEAR_OWNER, (project, response_id, owner))
-
-    async def mark_watched(self, project: str, response_id: str) -> bool:
-        # Most readers follow a run that is already watched, and need not wait for a commit.
-        rows = await self._reader.submit(WATCHED, (project, response_id))
-        if not rows:
-            return False
-        (watched,) = rows[0]
-        if watched:
-            return True
-        marked: int = await self._writer.submit(WATCH, (project, response_id))
-        return marked > 0
-
-    async def request_cancel(self, project: str, response_id: str) -> bool:
-        marked: int = await self._writer.submit(CANCEL, (project, response_id))
-        return marked > 0
-
-    async def count_waiting(self) -> int:
-        ((waiting,),) = await self._reader.submit(COUNT_WAITING, ())
-        return int(waiting)
 
 
 def _repair(connection: sqlite3.Connection) -> int:
@@ -193,7 +122,7 @@ def _repair(connection: sqlite3.Connection) -> int:
     types = {
         "INTEGER": ("attempt", "watched", "cancelled", "interruptions"),
         "REAL": ("leased_until", "lease", "free_since"),
-        "TEXT": ("project", "response_id", "owner", "model", "home"),
+        "TEXT": ("project", "response_id", "owner", "model", "configuration_id"),
         "BLOB": ("request",),
     }
     columns = [(column, kind) for kind, columns in types.items() for column in columns]
@@ -203,34 +132,6 @@ def _repair(connection: sqlite3.Connection) -> int:
     if repaired:
         logger.error("%d damaged runs in the queue were repaired", repaired)
     return repaired
-
-
-def _enqueue(
-    connection: sqlite3.Connection,
-    row: Sequence[Any],
-    run: Sequence[object],
-    foreign: list[ForeignItem],
-    limits: RunLimits,
-) -> None:
-    project, response_id, *_ = row
-    if limits.counts_waiting:
-        _check_waiting(connection, project, limits)
-    connection.execute(INSERT.one_row, row)
-    connection.execute(ENQUEUE, run)
-    index_items(connection, project, response_id, foreign)
-
-
-def _check_waiting(connection: sqlite3.Connection, project: str, limits: RunLimits) -> None:
-    """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed."""
-    own, total = limits.queued_per_project, limits.queued
-    if own is not None:
-        (waiting,) = connection.execute(COUNT_WAITING_OF_PROJECT, (project,)).fetchone()
-        if waiting >= own:
-            raise QueueFull(waiting, is_project=True)
-    if total is not None:
-        (waiting,) = connection.execute(COUNT_WAITING).fetchone()
-        if waiting >= total:
-            raise QueueFull(waiting, is_project=False)
 
 
 def _claim(
@@ -261,13 +162,13 @@ def _choose(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Fr
     admission = _open_admission(connection, claim, active, now)
     if admission.room <= 0 or not oldest:
         return []
-    alive_until: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
+    alive_until: dict[str, float] = dict(connection.execute(ALIVE_UNTIL).fetchall())
     suspects = _SuspectFilter(connection, claim.owner)
 
     def list_runs(project: str) -> Iterator[FreeRun]:
         mine = [run for run in expired if run.project == project]
         for run in heapq.merge(mine, _list_waiting(connection, project, admission)):
-            if not claim.is_left_to_others(run, alive_until) and suspects.admit(run):
+            if not claim.skips(run, alive_until, now) and suspects.admit(run):
                 yield run
 
     waiting = {project: (position, list_runs(project)) for project, position in oldest.items()}
@@ -339,13 +240,3 @@ def _take(connection: sqlite3.Connection, position: int, claim: Claim, leased_un
     return taken._replace(
         watched=bool(taken.watched), cancelled=bool(taken.cancelled), same_configuration=bool(taken.same_configuration)
     )
-
-
-def _renew(
-    connection: sqlite3.Connection, owner: str, configuration_id: str, clock: Callable[[], float], lease: float
-) -> dict[RunKey, bool]:
-    now = clock()
-    connection.execute(RENEW_HOME, (configuration_id, now + lease, configuration_id))
-    connection.execute(RENEW, (now + lease, lease, owner))
-    connection.execute(SHORTEN_LEASES, (now, now, now))
-    return {RunKey(*key): bool(cancelled) for *key, cancelled in connection.execute(OWNED_RUNS, (owner,))}

@@ -1,21 +1,20 @@
-"""Export and import of a SQLite store, with the database of files and the contents beside it."""
+"""Export and import of a SQLite store, with the database of files and the contents beside it, and the ledger."""
 
 import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ConfigError
 from antiphon.store.files.content import append_piece, locate_below, read_pieces
+from antiphon.store.ledger import migrate_ledger
+from antiphon.store.migration_files import read_migrations
 from antiphon.store.sqlite.database import connect, create_file
-from antiphon.store.sqlite.migrations import migrate, read_migrations
-from antiphon.store.transfer import ALL_TABLES, CONTAINER_FILES, CONTENTS, Column, Table
-
-# Tables whose rows are ordered by their arrival, which SQLite has in the row id.
-_ROWID = {"responses": "rowid", "prompts": "place", "runs": "place", "items": "place"}
+from antiphon.store.sqlite.migrations import migrate
+from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CONTAINER_FILES, CONTENTS, Table
 
 _CONTENT_IDS = "SELECT id FROM files UNION SELECT id FROM upload_parts ORDER BY id"
 _CONTAINER_CONTENTS = "SELECT id, container_id, path FROM container_files ORDER BY id"
@@ -23,6 +22,10 @@ _ADD_WORDS = """
 INSERT INTO chunk_words (rowid, scope, text) SELECT chunks.id, chunks.scope, chunks.text
 FROM chunks JOIN entries ON entries.position = chunks.entry AND entries.status = 'completed'
 """
+
+
+# The tables of the ledger have names that others have, too.
+_NAMES = {"agent_runs": "ledger.runs", "agent_entries": "ledger.entries"}
 
 
 class StoreFolders:
@@ -76,21 +79,32 @@ class StoreFolders:
 
 
 class SqliteTransfer:
-    """A connection to a store for an export or an import. `has_files`: the database of files is attached to it."""
+    """A connection to a store for an export or an import.
 
-    def __init__(self, connection: sqlite3.Connection, folders: StoreFolders, *, has_files: bool) -> None:
+    `has_files`: the database of files is attached to it. `has_ledger`: that of agent runs is.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, folders: StoreFolders, *, has_files: bool, has_ledger: bool
+    ) -> None:
         self._connection = connection
         self._folders = folders
         self._has_files = has_files
+        self._has_ledger = has_ledger
+        self._known_runs: set[str] | None = None
         # Ids of contents of container files, with their paths and times, in an import.
         self._container_files: dict[str, tuple[Path, int]] = {}
 
-    async def describe(self) -> dict[str, Any]:
+    async def read_schema(self) -> tuple[int, int]:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        return version, read_migrations("sqlite")[-1].version
+
+    async def describe(self) -> dict[str, Any]:
+        version, newest = await self.read_schema()
         (pages,), (page_size,) = (
             self._connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
         )
-        newest, rows = read_migrations()[-1].version, {}
+        rows = {}
         if version == newest:
             rows = {table.name: self._count(table) for table in ALL_TABLES}
         size = pages * page_size + self._folders.measure()
@@ -99,21 +113,24 @@ class SqliteTransfer:
     def _count(self, table: Table) -> int:
         if table is CONTENTS:
             return sum(1 for _ in self._list_contents())
-        if table.is_file_table and not self._has_files:
+        if not self._has(table):
             return 0
-        count: int = self._connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0]
+        count: int = self._connection.execute(f"SELECT count(*) FROM {_name(table)}").fetchone()[0]
         return count
+
+    def _has(self, table: Table) -> bool:
+        if table in AGENT_TABLES:
+            return self._has_ledger
+        return self._has_files or not table.is_file_table
 
     async def export_rows(self, table: Table) -> AsyncIterator[Sequence[Any]]:
         if table is CONTENTS:
             for row in self._read_contents():
                 yield row
-        elif self._has_files or not table.is_file_table:
-            columns = ", ".join(_name(column) for column in table.columns)
-            order = table.order
-            if not table.is_file_table:
-                order = _ROWID.get(table.name) or table.order.replace("position", "place")
-            for row in self._connection.execute(f"SELECT {columns} FROM {table.name} ORDER BY {order}"):
+        elif self._has(table):
+            columns = ", ".join(column.name for column in table.columns)
+            order = "rowid" if table.name == "responses" else table.order  # it has no column `position`
+            for row in self._connection.execute(f"SELECT {columns} FROM {_name(table)} ORDER BY {order}"):
                 # In another store the content needs an id.
                 yield (*row[:-1], row[2]) if table is CONTAINER_FILES else row
 
@@ -142,9 +159,17 @@ class SqliteTransfer:
             return
         if table is CONTAINER_FILES:
             rows = [self._locate_file(row) for row in rows]
-        columns = ", ".join(_name(column) for column in table.columns)
+        elif table in AGENT_TABLES:
+            rows = [row for row in rows if row[0] not in self._list_known_runs()]
+        columns = ", ".join(column.name for column in table.columns)
         values = ", ".join("?" * len(table.columns))
-        self._connection.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", rows)
+        self._connection.executemany(f"INSERT INTO {_name(table)} ({columns}) VALUES ({values})", rows)
+
+    def _list_known_runs(self) -> set[str]:
+        """Return the ids of the runs of agents before the import."""
+        if self._known_runs is None:
+            self._known_runs = {run_id for (run_id,) in self._connection.execute("SELECT run_id FROM ledger.runs")}
+        return self._known_runs
 
     def _locate_file(self, row: Sequence[Any]) -> Sequence[Any]:
         """Remember where the content of a container's file belongs."""
@@ -170,13 +195,16 @@ class SqliteTransfer:
         )
 
 
-def _name(column: Column) -> str:
-    return column.old_name or column.name
+def _name(table: Table) -> str:
+    return _NAMES.get(table.name, table.name)
 
 
 @contextmanager
-def open_sqlite(path: Path, *, is_import: bool) -> Iterator[SqliteTransfer]:
-    """Yield a transfer in one transaction. An export reads one state of the store. A failed import changes nothing."""
+def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[SqliteTransfer]:
+    """Yield a transfer in one transaction. An export reads one state of the store. A failed import changes nothing.
+
+    `ledger` is the file with the runs of agents. An import creates it if there are runs.
+    """
     if not is_import and not path.is_file():
         raise ConfigError(f"There is no store at {path}.")
     try:
@@ -184,10 +212,10 @@ def open_sqlite(path: Path, *, is_import: bool) -> Iterator[SqliteTransfer]:
         connection = connect(path)
         try:
             if is_import:
-                with _import(connection, path) as transfer:
+                with _import(connection, path, ledger) as transfer:
                     yield transfer
             else:
-                yield _start_export(connection, StoreFolders(path))
+                yield _start_export(connection, StoreFolders(path), ledger)
                 connection.execute("ROLLBACK")
         finally:
             connection.close()
@@ -195,34 +223,60 @@ def open_sqlite(path: Path, *, is_import: bool) -> Iterator[SqliteTransfer]:
         raise ConfigError(f"The store {path} cannot be used: {error}") from error
 
 
-def _start_export(connection: sqlite3.Connection, folders: StoreFolders) -> SqliteTransfer:
+def _start_export(connection: sqlite3.Connection, folders: StoreFolders, ledger: Path) -> SqliteTransfer:
     has_files = folders.database.is_file()
     if has_files:
         connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+    has_ledger = ledger.is_file()
+    if has_ledger:
+        _attach_ledger(connection, ledger)
     connection.execute("BEGIN")
-    return SqliteTransfer(connection, folders, has_files=has_files)
+    return SqliteTransfer(connection, folders, has_files=has_files, has_ledger=has_ledger)
+
+
+def _attach_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
+    # After the database of files: both have a table `entries`, and a name without a database means the first one.
+    migrate_ledger(ledger)
+    connection.execute("ATTACH DATABASE ? AS ledger", (str(ledger),))
 
 
 @contextmanager
-def _import(connection: sqlite3.Connection, path: Path) -> Iterator[SqliteTransfer]:
-    migrate(connection, read_migrations(), path=str(path))
+def _import(connection: sqlite3.Connection, path: Path, ledger: Path) -> Iterator[SqliteTransfer]:
+    migrate(connection, read_migrations("sqlite"), path=str(path))
     folders = StoreFolders(path)
     _check_empty(connection, path, folders)
     folders.create_database()
+    is_new_ledger = not ledger.exists()
+    has_runs = False
     try:
         connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+        _attach_ledger(connection, ledger)
         connection.execute("BEGIN IMMEDIATE")
         _check_empty(connection, path, None)
-        transfer = SqliteTransfer(connection, folders, has_files=True)
+        transfer = SqliteTransfer(connection, folders, has_files=True, has_ledger=True)
         yield transfer
         has_files = transfer.finish_import()
+        has_runs = connection.execute("SELECT EXISTS (SELECT 1 FROM ledger.runs)").fetchone()[0]
         connection.execute("COMMIT")
         connection.execute("DETACH DATABASE file_database")
     except BaseException:
         folders.delete()
         raise
+    finally:
+        if is_new_ledger and not has_runs:
+            _delete_ledger(connection, ledger)
     if not has_files:
         folders.delete_files()
+
+
+def _delete_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
+    """Delete the file of a ledger that an import has created, and that has no run."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+    with suppress(sqlite3.OperationalError):  # it could not be attached
+        connection.execute("DETACH DATABASE ledger")
+    for ending in ("", "-wal", "-shm"):
+        ledger.with_name(ledger.name + ending).unlink(missing_ok=True)
 
 
 def _check_empty(connection: sqlite3.Connection, path: Path, folders: StoreFolders | None) -> None:
@@ -230,5 +284,6 @@ def _check_empty(connection: sqlite3.Connection, path: Path, folders: StoreFolde
     if existing is not None:
         raise ConfigError(f"The store {path} is not empty: there is {existing}. Import into a new store.")
     for table in ALL_TABLES:
-        if not table.is_file_table and connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone():
+        is_own = not table.is_file_table and table not in AGENT_TABLES
+        if is_own and connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone():
             raise ConfigError(f"The store {path} is not empty: it has {table.name}. Import into a new store.")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.protocol.filters import Filter
 from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
@@ -123,6 +123,15 @@ class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
     has_begun: Callable[[], bool] = lambda: False
     can_defer: bool = False
+
+    def find_index(self, tool: Tool | Unknown) -> int | None:
+        """Return the index of a tool entry in the request."""
+        return next((index for index, each in enumerate(self.request.tools or ()) if each is tool), None)
+
+    def find_param(self, tool: Tool | Unknown) -> str:
+        """Return the param path of a tool entry."""
+        index = self.find_index(tool)
+        return "tools" if index is None else f"tools[{index}]"
 
 
 class HostedFunction(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ async def resolve_host(host: str, port: int) -> Sequence[Address]:
 def make_tls_context(*, verify: bool) -> ssl.SSLContext:
     """Return a context with the default certificates of OpenSSL, which `SSL_CERT_FILE` and `SSL_CERT_DIR` replace."""
     context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # the default of some systems is lower
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -56,7 +56,6 @@ class Connection(asyncio.Protocol):
         "_is_in_use",
         "_is_paused",
         "_is_reusable",
-        "_loop",
         "_owner",
         "_parser",
         "_timer",
@@ -69,11 +68,12 @@ class Connection(asyncio.Protocol):
         "headers",
         "idle_timeout",
         "is_complete",
+        "loop",
         "status",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
-        self._loop = loop
+        self.loop = loop
         self._owner = owner
         self._parser = HttpResponseParser(self)
         # Some servers pad the sizes of chunks. The end of a chunk is certain all the same.
@@ -121,8 +121,8 @@ class Connection(asyncio.Protocol):
 
     def wait(self) -> "asyncio.Future[None]":
         """Return a future that is done when the head, a part of the body, its end or an error has arrived."""
-        self._waiter = waiter = self._loop.create_future()
-        now = self._loop.time()
+        self._waiter = waiter = self.loop.create_future()
+        now = self.loop.time()
         if self._error is not None:
             self._wake()
         elif now >= self.deadline:
@@ -158,6 +158,11 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         return None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the response is complete and its body was taken."""
+        return self.is_complete and not self._chunks
 
     @property
     def has_received_nothing(self) -> bool:
@@ -198,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         if self._is_paused:
             self._resume()
-        self._expires = self.deadline = self._loop.time() + seconds
+        self._expires = self.deadline = self.loop.time() + seconds
         if self._expires < self._timer_due:
             self._set_timer(self._expires)
 
@@ -241,13 +246,13 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
-        self._timer = self._loop.call_at(due, self._on_timer)
+        self._timer = self.loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer, self._timer_due = None, math.inf
         if (self._waiter is None or self._waiter.done()) and not self._is_draining:
             return  # the next wait sets the timer again
-        now = self._loop.time()
+        now = self.loop.time()
         if now < self._expires:
             self._set_timer(self._expires)
         else:

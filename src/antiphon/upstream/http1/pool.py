@@ -16,7 +16,7 @@ class ConnectionPool:
     """
 
     def __init__(self, connector: Connector, *, max_idle_seconds: float = MAX_IDLE_SECONDS) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._connector = connector
         self._max_idle_seconds = max_idle_seconds
         self._idle: dict[Connection, float] = {}  # with the times since when they are idle, oldest first
@@ -28,7 +28,7 @@ class ConnectionPool:
         """Return the connection that was used last, or None."""
         while self._idle:
             connection, since = self._idle.popitem()
-            if connection.is_open and self._loop.time() - since < self._max_idle_seconds:
+            if connection.is_open and self.loop.time() - since < self._max_idle_seconds:
                 return connection
             connection.abort()
         return None
@@ -37,7 +37,7 @@ class ConnectionPool:
         """Open a new connection."""
         if self._is_closed:
             raise Disconnected
-        connection = Connection(self._loop, self)
+        connection = Connection(self.loop, self)
         self._all.add(connection)
         try:
             await self._connector.connect(connection, deadline=deadline)
@@ -49,9 +49,9 @@ class ConnectionPool:
         return connection
 
     def put(self, connection: Connection) -> None:
-        self._idle[connection] = self._loop.time()
+        self._idle[connection] = self.loop.time()
         if self._sweep_timer is None:
-            self._sweep_timer = self._loop.call_later(self._max_idle_seconds, self._sweep)
+            self._sweep_timer = self.loop.call_later(self._max_idle_seconds, self._sweep)
 
     def forget(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
@@ -71,9 +71,9 @@ class ConnectionPool:
 
     def _sweep(self) -> None:
         self._sweep_timer = None
-        oldest = self._loop.time() - self._max_idle_seconds
+        oldest = self.loop.time() - self._max_idle_seconds
         for connection in [each for each, since in self._idle.items() if since <= oldest]:
             connection.abort()
         if self._idle:
             due = next(iter(self._idle.values())) + self._max_idle_seconds
-            self._sweep_timer = self._loop.call_at(due, self._sweep)
+            self._sweep_timer = self.loop.call_at(due, self._sweep)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.respond.session import ConnectionMemory
+from antiphon.engine.respond.connection_memory import ConnectionMemory
 from antiphon.errors import ContextLengthExceeded, InvalidRequest
 from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction
@@ -309,7 +309,7 @@ async def test_input_tokens_count_the_compaction_content(harness: EngineHarness)
     compacted = await harness.answer([*HISTORY, user("recall")], **THRESHOLD)
     request = codec.decode_request(
         codec.encode({"model": "scripted", "input": "recall", "previous_response_id": compacted.id})
-    ).request
+    ).body
     counted, _ = await harness.engine.count_input_tokens(request, project="default")
     answered = await harness.answer("recall", previous_response_id=compacted.id)
     assert answered.usage is not None
@@ -317,11 +317,11 @@ async def test_input_tokens_count_the_compaction_content(harness: EngineHarness)
 
 
 async def test_websocket_session_continues_from_its_compaction(harness: EngineHarness) -> None:
-    session = ConnectionMemory()
+    memory = ConnectionMemory()
 
     async def say(sent_input: Any, **fields: Any) -> Response:
         body = codec.encode({"model": "scripted", "input": sent_input, "store": False} | fields)
-        run = await harness.engine.create(codec.decode_request(body).request, project="default", session=session)
+        run = await harness.engine.create(codec.decode_request(body).body, project="default", memory=memory)
         return await run.drain()
 
     first = await say([*HISTORY, user("recall")], **THRESHOLD)

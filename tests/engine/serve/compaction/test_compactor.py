@@ -5,7 +5,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.sealing import Sealer
@@ -64,7 +64,7 @@ async def test_compacted_turn_has_task_summary_and_last_steps() -> None:
     assert read[:3] == [RULE, user("build a bridge"), make_summary_message(SUMMARY)]
     assert read[3:] == LONG[-len(read[3:]) :]
     assert len(read) > 4
-    assert compacted.retained == [RULE, user("build a bridge")]
+    assert compacted.retained == [RULE, user("build a bridge"), user("and now?")]
     assert compacted.usage == Usage(10, 5, 15)
 
 
@@ -244,7 +244,6 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=15), st.integers(1, 6), st.sampled_from(["", "s" * 30_000, SUMMARY]))
 async def test_compaction_always_fits_the_window(drawn: list[list[Item | Unknown]], per_token: int, says: str) -> None:
     backend = CountingBackend(WINDOW, per_token=per_token, says=says)

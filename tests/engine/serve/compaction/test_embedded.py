@@ -1,11 +1,12 @@
 """Compaction with the embedded model."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from antiphon.backends.embedded.backend import EmbeddedBackend
-from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
+from antiphon.backends.embedded.weights import DEFAULT_MODEL
 from antiphon.engine.engine import Engine
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compaction_item import unseal_content
@@ -19,8 +20,8 @@ SEALER = Sealer([bytes(32)])
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    backend = EmbeddedBackend(find_weights(DEFAULT_MODEL), context=WINDOW, slots=1, batch=256)
+async def engine(shallow_weights: Path) -> AsyncIterator[Engine]:
+    backend = EmbeddedBackend(shallow_weights, context=WINDOW, slots=1, batch=256)
     engine = Engine(backends={"local": backend}, store=MemoryStore(), sealer=SEALER)
     await engine.start()
     yield engine
@@ -40,10 +41,10 @@ async def test_embedded_model_summarises_a_long_conversation(engine: Engine) -> 
         "model": DEFAULT_MODEL,
         "input": [*received, {"role": "user", "content": "Which colour is the bridge?"}],
         "context_management": [{"type": "compaction", "compact_threshold": 256}],
-        "max_output_tokens": 8,
+        "max_output_tokens": 16,
         "temperature": 0,
     }
-    run = await engine.create(codec.decode_request(codec.encode(body)).request, project="default")
+    run = await engine.create(codec.decode_request(codec.encode(body)).body, project="default")
     response = judge([event async for batch in run.events() for event in batch])
     compaction, answer = response.output
     assert isinstance(compaction, Compaction)
@@ -54,4 +55,4 @@ async def test_embedded_model_summarises_a_long_conversation(engine: Engine) -> 
     assert (answer.type, response.status in ("completed", "incomplete")) == ("message", True)
     assert response.usage is not None
     # The summary and the answer each were read and written by the model.
-    assert response.usage.output_tokens > 8
+    assert response.usage.output_tokens > 16

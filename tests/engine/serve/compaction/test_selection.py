@@ -1,7 +1,7 @@
 """Steps of a conversation, and the selection of items to retain."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.serve.compaction.clipping import measure_item
@@ -100,7 +100,6 @@ def test_pair_calls_puts_each_call_with_its_output() -> None:
 kinds = st.sampled_from(["user", "thought", "call 1", "call 2", "output 1", "output 2"])
 
 
-@settings(max_examples=60)
 @given(st.lists(kinds, max_size=20))
 def test_splitting_loses_nothing_and_separates_no_pair(drawn: list[str]) -> None:
     items: list[Item | Unknown] = []
@@ -249,7 +248,6 @@ def test_first_and_last_of_many_messages_stay() -> None:
 sizes = st.sampled_from([0, 40, 900, 8_000])
 
 
-@settings(max_examples=60)
 @given(st.lists(sizes, max_size=4), st.booleans(), st.lists(sizes, max_size=2), st.sampled_from([2_000, 8_000, 40_000]))
 def test_removed_unread_items_always_leave_a_note(
     outputs: list[int], screenshot: bool, messages: list[int], size: int

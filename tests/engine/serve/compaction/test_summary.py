@@ -1,6 +1,6 @@
 """The transcript that a summary is made from."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.serve.compaction.summary import write_transcript
@@ -48,7 +48,6 @@ def test_first_and_last_of_too_many_entries_stay() -> None:
     assert gone == f"[... {10_000 - len(lines) + 1} entries were left out here ...]"
 
 
-@settings(max_examples=50)
 @given(st.lists(st.text(max_size=300).map(user), max_size=30), st.integers(0, 2000))
 def test_transcript_is_within_its_limit(conversation: list[Item | Unknown], size: int) -> None:
     assert len(write_transcript(conversation, size)) <= size

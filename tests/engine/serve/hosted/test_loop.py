@@ -123,7 +123,9 @@ async def test_answer_cut_off_in_a_call_runs_nothing() -> None:
         response = await harness.answer(tools=[FILE_SEARCH])
     assert tool.effects == []
     assert response.status == "incomplete"
-    assert show_items(response.output) == [{"type": "file_search_call", "queries": [], "status": "incomplete"}]
+    assert show_items(response.output) == [
+        {"type": "file_search_call", "queries": [], "status": "incomplete", "results": None}
+    ]
 
 
 async def test_calls_beyond_max_tool_calls_are_not_run_but_answered() -> None:
@@ -281,7 +283,9 @@ async def test_cancel_during_a_hosted_call_stops_it() -> None:
         await run.cancel_and_wait()
         response = await drained
     assert (response.status, tool.effects, tool.closed) == ("cancelled", [], 1)
-    assert show_items(response.output) == [{"type": "file_search_call", "queries": [], "status": "incomplete"}]
+    assert show_items(response.output) == [
+        {"type": "file_search_call", "queries": [], "status": "incomplete", "results": None}
+    ]
 
 
 async def test_closing_the_stream_during_a_hosted_call_stops_it() -> None:

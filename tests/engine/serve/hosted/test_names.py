@@ -142,7 +142,7 @@ async def test_call_without_arguments_gets_an_empty_object() -> None:
 async def test_tokens_of_a_request_with_hosted_tools_are_counted() -> None:
     async with run_engine(make_script("Never."), RecordingTool()) as harness:
         body = codec.encode({"model": "scripted", "input": "one two three", "tools": [FILE_SEARCH]})
-        counted, _ = await harness.engine.count_input_tokens(codec.decode_request(body).request, project="default")
+        counted, _ = await harness.engine.count_input_tokens(codec.decode_request(body).body, project="default")
     assert counted >= 3
 
 

@@ -231,6 +231,16 @@ async def test_failed_and_refused_calls_reach_the_program() -> None:
     assert message.type == "message"
 
 
+async def test_continued_program_does_not_count_again() -> None:
+    code = "text(await tools.get({n: 1}), await tools.add({one: 1, other: 2}))"
+    async with serve_mcp({"add": add}) as server, run_programs([make_program(code)], "Done.") as harness:
+        fields: Any = {"tools": [make_entry(server), PROGRAMS, GET], "max_tool_calls": 1}
+        first = await harness.answer("add", **fields)
+        second = await harness.answer(answer_calls(first, ["first"]), previous_response_id=first.id, **fields)
+    assert [item.type for item in second.output] == ["mcp_call", "program_output", "message"]
+    assert second.output[1].result == "first 3"
+
+
 class InterruptingStore(MemoryStore):
     """A store that cannot store the steps of a hosted tool once: those after the step of number `last`."""
 
@@ -369,3 +379,15 @@ async def test_tool_for_programs_needs_the_tool_for_programs() -> None:
             await harness.answer("go", tools=[PROGRAMS, GET | {"allowed_callers": []}])
     assert (raised.value.param, raised.value.code) == ("tools[1].allowed_callers", "invalid_value")
     assert empty.value.param == "tools[1].allowed_callers"
+
+
+async def test_choice_may_allow_an_mcp_tool_that_is_for_programs_only() -> None:
+    async with serve_mcp({"add": add}) as server, run_programs("Done.") as harness:
+        named = {"type": "mcp", "server_label": "s", "name": "add"}
+        fields: Any = {"tools": [PROGRAMS, make_entry(server)]}
+        fields["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [PROGRAMS, named]}
+        assert (await harness.answer("go", **fields)).output_text == "Done."
+        named["name"] = "absent"
+        with pytest.raises(InvalidRequest, match=r"^The MCP server 's' offers no tool 'absent'\.$") as raised:
+            await harness.ask("go", **fields)
+    assert raised.value.param == "tool_choice.tools[1].name"

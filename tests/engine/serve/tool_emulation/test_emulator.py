@@ -23,7 +23,7 @@ def make(**script: Any) -> ScriptedBackend:
 
 
 def turn(*items: Any, **fields: Any) -> Turn:
-    request: CreateRequest = codec.decode_request(codec.encode({"model": "scripted"} | fields)).request
+    request: CreateRequest = codec.decode_request(codec.encode({"model": "scripted"} | fields)).body
     return Turn(request=request, items=list(items))
 
 
@@ -58,7 +58,7 @@ async def test_refused_turn_raises_before_the_first_delta() -> None:
 async def test_count_tokens_counts_the_translated_turn() -> None:
     call_item = codec.decode_request(
         codec.encode({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "c", "input": "one two"}]})
-    ).request.input
+    ).body.input
     assert isinstance(call_item, list)
     assert await Emulator(make()).count_tokens(turn(*call_item)) == 2
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import AdditionalTools

@@ -140,6 +140,13 @@ async def test_endless_code_is_stopped_and_the_container_goes_on(container: Cont
     assert (await container.run("open('file.txt').read()")).logs == "'text'\n"
 
 
+async def test_file_whose_name_is_no_text_harms_nothing(container: Container) -> None:
+    result = await container.run("import os\nopen(b'/mnt/data/\\xff', 'w').close()")
+    assert result.ending == "returned"
+    assert (await container.run("1")).logs == "1\n"
+    await container.run("os.path.exists(b'/mnt/data/\\xff') and os.remove(b'/mnt/data/\\xff')")
+
+
 async def test_exit_does_not_end_the_container(container: Container) -> None:
     await container.run("exit()")
     assert (await container.run("1")).logs == "1\n"
@@ -170,6 +177,7 @@ async def test_containers_share_neither_variables_nor_files(tmp_path: Path) -> N
         assert "NameError" in logs
         # There may be one interpreter: the second container has ended the first one's.
         assert sandboxes.find_interpreter("cntr_1") is None
+        assert [each.name for each in (tmp_path / "1").glob("*")] == ["data"]
         logs = (await first.run("print(open('secret.txt').read())\nsecret")).logs
         assert logs.startswith("secret\n")
         assert "NameError" in logs
@@ -177,6 +185,7 @@ async def test_containers_share_neither_variables_nor_files(tmp_path: Path) -> N
         await _check_cancellation(first)
     finally:
         await sandboxes.close()
+    assert [each.name for each in tmp_path.glob("*/*")] == ["data", "data"]  # noqa: ASYNC240 - it is small
     with pytest.raises(Unavailable, match="shutting down"):
         await first.run("1")
 

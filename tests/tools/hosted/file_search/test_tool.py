@@ -1,11 +1,13 @@
 """The options and the calls of the hosted tool file_search."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from antiphon.engine.serve.tool_emulation.translate_history import translate_hosted_items
 from antiphon.errors import InvalidRequest, NotFound, UpstreamError
 from antiphon.protocol.filters import Comparison
 from antiphon.protocol.hosted import FileSearchCall, FileSearchResult
@@ -78,9 +80,14 @@ async def test_call_opens_its_item_searches_and_closes_it() -> None:
     assert stores.searched == [("p", ["vs_a", "vs_b"], ["one", "two"], options)]
 
 
-async def test_failed_search_is_a_failed_item_without_results() -> None:
+async def test_failed_search_is_a_failed_item_with_the_reason() -> None:
     *_, closed = await run_call(FileSearchTool(["vs_a"]), FakeStores(UpstreamError("down")), '{"queries": ["x"]}')
-    assert closed == CloseItem("k", FileSearchCall("", ["x"], "failed"))
+    failed = FileSearchCall("", ["x"], "failed", [FileSearchResult(text="down")])
+    assert closed == CloseItem("k", failed)
+    numbers = itertools.count(1)
+    _, output = translate_hosted_items([failed], lambda _: "file_search", images=False, citations=numbers)
+    assert output.output == '{"status":"failed","results":[{"text":"down"}]}'  # type: ignore[union-attr]
+    assert next(numbers) == 1  # the reason cannot be cited
 
 
 async def test_stores_in_the_arguments_are_not_searched() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("py_mini_racer")
 
+from antiphon.config.tools import ProgramSettings
 from antiphon.errors import RateLimited, Unavailable
-from antiphon.tool_settings import ProgramSettings
 from antiphon.tools.hosted.program.messages import CallResult, ProgramStep, ToolRequest
 from antiphon.tools.hosted.program.runner import ProgramRunner
 

@@ -27,7 +27,7 @@ from antiphon.engine.serve.compaction.expansion import (
     is_marker,
     is_never_compacted,
 )
-from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
+from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, is_question, select_items
 from antiphon.engine.serve.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
 from antiphon.engine.serve.compaction.window import ContextWindow, ContextWindows, count_conversation
 from antiphon.engine.serve.routing import ModelRoute, Serving
@@ -332,10 +332,17 @@ def _shrink_factor(wanted: int, counted: int) -> float:
 
 
 def _list_retained(turn: Turn, selected: SelectedItems) -> list[Item | Unknown]:
-    questions = [
-        item for item in (*selected.first, *selected.last) if isinstance(item, Message) and item.role == "user"
-    ]
-    return [*(item for item in turn.items if is_never_compacted(item)), *questions[:1]]
+    """Return the messages to show before the compaction, as OpenAI does. Its content covers those of the user.
+
+    No two have the same id, so that a client can send all of them.
+    """
+    shown = [*filter(is_never_compacted, turn.items), *filter(is_question, (*selected.first, *selected.last))]
+    ids: set[str | None] = set()
+    for index, item in enumerate(shown):
+        if item.id in ids and isinstance(item, Message):
+            shown[index] = msgspec.structs.replace(item, id=None)
+        ids.add(item.id)
+    return shown
 
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:

@@ -111,7 +111,7 @@ def is_marker(item: Item | Unknown) -> bool:
 
 def ends_in_trigger(items: Sequence[Item | Unknown]) -> bool:
     """Return True if the last item is a trigger: the response is to be a compaction only."""
-    return bool(items) and isinstance(items[-1], CompactionTrigger)
+    return bool(items) and type(items[-1]) is CompactionTrigger
 
 
 def check_trigger(items: Sequence[Item | Unknown]) -> None:

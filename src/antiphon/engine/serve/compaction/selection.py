@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import msgspec
 
@@ -121,7 +122,7 @@ def select_items(items: Sequence[Item | Unknown], limits: SizeLimits) -> Selecte
     """Select the items to retain."""
     last, taken, removed = _take_last_steps(join_unread_steps(split_steps(items)), limits)
     older = [*items[: len(items) - taken], *removed]
-    questions = [item for item in items if isinstance(item, Message) and item.role == "user" and not _is_gap_note(item)]
+    questions = [item for item in items if is_question(item)]
     first = _take_questions(questions, older, limits)
     retained = {id(item) for item in first}
     return SelectedItems(first, last, [] if all(id(item) in retained for item in older) else older)
@@ -190,8 +191,9 @@ def _make_gap_note(removed: Step) -> Step:
     return [Message("user", [InputText(f"{_GAP}{clip_text(text, _SHORT_OUTPUT)}]")])]
 
 
-def _is_gap_note(message: Message) -> bool:
-    return extract_text(message.content).startswith(_GAP)
+def is_question(item: Item | Unknown) -> TypeGuard[Message]:
+    """Return True if the item is a message of the user, not a note of an earlier compaction."""
+    return isinstance(item, Message) and item.role == "user" and not extract_text(item.content).startswith(_GAP)
 
 
 def _shrink_outputs(step: Step, size: int, *, max_output: int) -> Step | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -10,10 +9,7 @@ import msgspec
 from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.hosted.answer import CallBudget
-from antiphon.engine.serve.hosted.journal import (
-    HostedJournal,
-    NoJournal,
-)
+from antiphon.engine.serve.hosted.journal import HostedJournal, NoJournal
 from antiphon.engine.serve.hosted.rounds import HostedRun, StartModel
 from antiphon.engine.serve.hosted.toolset import HostedToolset, OpenSession
 from antiphon.engine.serve.routing import Serving
@@ -153,7 +149,7 @@ class HostedLoop:
         return OpenSession(tool, hosted, await hosted.open(tool, context))
 
 
-class HostedDeltas(AsyncGenerator[Sequence[Delta], None]):
+class HostedDeltas:
     """The deltas of a run. Closing them stops the model or the tool, and closes the sessions."""
 
     def __init__(self, stream: AsyncGenerator[Sequence[Delta], None], run: HostedRun, sessions: AsyncExitStack) -> None:
@@ -164,21 +160,12 @@ class HostedDeltas(AsyncGenerator[Sequence[Delta], None]):
     def __aiter__(self) -> Self:
         return self
 
-    async def asend(self, value: None) -> Sequence[Delta]:
+    async def __anext__(self) -> Sequence[Delta]:
         try:
             return await anext(self._stream)
         except BaseException:
             await self.aclose()
             raise
-
-    async def athrow(
-        self,
-        kind: type[BaseException] | BaseException,
-        value: BaseException | object = None,
-        traceback: TracebackType | None = None,
-    ) -> Sequence[Delta]:
-        await self.aclose()
-        raise kind
 
     async def aclose(self) -> None:
         sessions, self._sessions = self._sessions, AsyncExitStack()

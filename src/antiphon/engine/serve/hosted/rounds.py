@@ -55,6 +55,7 @@ from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import decode_deltas, encode_deltas, join_text
 from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import HostedCall
+from antiphon.tools.hosted.program.tool import NAME as PROGRAM
 from antiphon.tools.hosted.program.tool import ProgramSession
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ class HostedRun:
 
     def _restore_answer(self, step: AnswerStep) -> None:
         for record in step.calls:
-            if record.refusal is None and not step.is_pending:
+            is_continued = step.is_pending and record.name == PROGRAM  # it was counted when it began
+            if record.refusal is None and not is_continued:  # an approved call is run even if none is left
                 self._budget.take()
         if step.is_pending:
             self._has_run_pending = True

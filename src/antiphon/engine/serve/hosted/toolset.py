@@ -6,6 +6,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from antiphon.engine.serve.tool_emulation.catalog import ToolKey, ToolNames
+from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import McpCall, Program
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
@@ -174,7 +175,11 @@ class HostedToolset:
     def _translate_choice(self, *, is_first: bool) -> Any:
         choice = self._request.tool_choice
         if isinstance(choice, AllowedToolsChoice):
-            tools = [each for entry in choice.tools for each in self._translate_allowed(entry)]
+            tools = [
+                each
+                for index, entry in enumerate(choice.tools)
+                for each in self._translate_allowed(entry, f"tool_choice.tools[{index}]")
+            ]
             mode = "auto" if choice.mode == "required" and not is_first else choice.mode
             return AllowedToolsChoice(tools or [{"type": "function", "name": ""}], mode)
         if not is_first and choice not in (None, "auto", "none"):
@@ -183,15 +188,30 @@ class HostedToolset:
             return choice
         label, name = (choice.server_label, choice.name) if isinstance(choice, McpChoice) else (None, None)
         names = self._list_chosen(choice.type, label, name)
+        if not names and label is not None and name is not None:
+            self._check_name(label, name, "tool_choice")
         if not names:  # a client's tool, such as a shell
             return choice
         if len(names) == 1:
             return FunctionChoice(names[0])
         return AllowedToolsChoice([{"type": "function", "name": each} for each in names], "required")
 
-    def _translate_allowed(self, entry: JsonObject) -> list[JsonObject]:
+    def _translate_allowed(self, entry: JsonObject, path: str) -> list[JsonObject]:
         names = self._list_chosen_by(entry)
+        label, name = entry.get("server_label"), entry.get("name")
+        if not names and entry.get("type") == "mcp" and isinstance(label, str) and isinstance(name, str):
+            self._check_name(label, name, path)
         return [{"type": "function", "name": name} for name in names] if names else [entry]
+
+    def _check_name(self, label: str, name: str, path: str) -> None:
+        """Raise InvalidRequest if the server has been listed and does not offer the tool. `path` is of the choice."""
+        for opened in self._sessions:
+            offered = [function.name for function in opened.session.functions]
+            # The model may not call tools that are for programs only, but the server offers them.
+            if getattr(opened.entry, "server_label", None) == label and offered and name not in offered:
+                raise InvalidRequest(
+                    f"The MCP server '{label}' offers no tool '{name}'.", param=f"{path}.name", code="invalid_value"
+                )
 
     def _list_chosen_by(self, entry: JsonObject) -> list[str]:
         kind = str(entry.get("type"))

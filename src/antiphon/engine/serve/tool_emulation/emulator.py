@@ -6,7 +6,7 @@ backend is called again within the same response (`follow_up`).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -44,9 +44,11 @@ class Emulator(Stage):
         self._emulated_types = extended.tools - capabilities.tools
         return extended
 
-    async def stream(self, turn: Turn) -> Deltas:
-        if not needs_translation(turn, self.inner.capabilities):
-            return await self.inner.stream(turn)
+    def stream(self, turn: Turn) -> Awaitable[Deltas]:
+        is_translated = needs_translation(turn, self.inner.capabilities)
+        return self._stream_translated(turn) if is_translated else self.inner.stream(turn)
+
+    async def _stream_translated(self, turn: Turn) -> Deltas:
         # Calls are matched against the grammars. Another candidate or another process may have accepted the tools.
         if not self.inner.capabilities.any_tool:
             await self._check_grammars(turn)

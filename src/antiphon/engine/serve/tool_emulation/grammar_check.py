@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from antiphon.config import GrammarLimits
+from antiphon.config.settings import GrammarLimits
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item

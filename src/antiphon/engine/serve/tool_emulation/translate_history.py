@@ -295,7 +295,8 @@ def _split_hosted_call(
     fields = msgspec.to_builtins(item)
     result = {name: value for name, value in fields.items() if name not in ("id", "type")}
     arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS.get(type(item), ()) if name in result}
-    if citations is not None and isinstance(item, hosted.FileSearchCall) and item.results is not None:
+    is_found = isinstance(item, hosted.FileSearchCall) and item.results is not None and item.status != "failed"
+    if citations is not None and is_found:
         return _dump(arguments), _format_passages(item.results, citations)
     pictures = _take_pictures(item, result)
     if not pictures or not images:

@@ -1,7 +1,8 @@
-"""Messages between the server and the process that runs the code of one container.
+"""Messages between the server and the processes that run the code of one container or compile the interpreter.
 
 Frames on stdin and stdout are msgpack with a length of four bytes. The first frame is a `SandboxSetup`, each further
-one a `CodeJob`. The process answers with a `SandboxReady`, then with a `CodeResult` for each job.
+one a `CodeJob`. The process answers with a `SandboxReady`, then with a `CodeResult` for each job. The compiler gets a
+`CompilationJob` and answers with a `CompilationResult`.
 """
 
 from typing import Literal
@@ -25,6 +26,19 @@ class SandboxSetup(msgspec.Struct, kw_only=True):
     folder_bytes: int
     folder_entries: int
     temporary_bytes: int
+
+
+class CompilationJob(msgspec.Struct, kw_only=True):
+    """One stage of the compilation of the interpreter. The folder gets the result."""
+
+    cache_dir: str
+    stage: Literal["quick", "optimized"]
+
+
+class CompilationResult(msgspec.Struct):
+    """The folder has the compiled interpreter, or `error` says why not."""
+
+    error: str = ""
 
 
 class SandboxReady(msgspec.Struct):

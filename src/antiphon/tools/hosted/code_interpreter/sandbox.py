@@ -11,9 +11,10 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.errors import ServerError, Unavailable
 from antiphon.framed_process import FramedProcess
-from antiphon.tool_settings import CodeInterpreterSettings
+from antiphon.tools.hosted.code_interpreter.compilation import Compilation
 from antiphon.tools.hosted.code_interpreter.messages import CodeJob, CodeResult, SandboxReady, SandboxSetup
 from antiphon.turn_queue import QueueLimits, TurnQueue
 
@@ -22,11 +23,12 @@ logger = logging.getLogger(__name__)
 DATA_FOLDER = "data"
 _SHUTTING_DOWN = "The server is shutting down."
 _WORKER = "antiphon.tools.hosted.code_interpreter.worker"
-# The first start compiles the interpreter, which takes minutes on a busy machine.
+# Compiling is not part of it. A compiled interpreter of another kind of processor is compiled again by its process.
 _START_SECONDS = 900.0
 _GRACE_SECONDS = 30.0
 _TEMPORARY_BYTES = 64 * 1024 * 1024
 _RETRY_SECONDS = 5.0
+_SCRATCH = "scratch"
 
 
 class SandboxTarget(NamedTuple):
@@ -54,6 +56,7 @@ class _Entry:
         self.users = 0
         self.process: FramedProcess | None = None
         self.name = ""
+        self.scratch: Path | None = None
 
 
 class Sandboxes:
@@ -62,10 +65,21 @@ class Sandboxes:
     def __init__(self, settings: CodeInterpreterSettings, *, cache_dir: Path) -> None:
         self.settings = settings
         self._cache_dir = cache_dir
+        self._compilation = Compilation(cache_dir) if settings.sandbox == "wasm" else None
         self._entries: dict[str, _Entry] = {}  # by container id, least recently used first
         self._queue = TurnQueue(settings.interpreters)
         self._queue.limits = QueueLimits(settings.queued, max(1, settings.queued // 4), settings.queue_seconds)
         self._is_closed = False
+
+    def start_compilation(self) -> None:
+        """Compile the interpreter in the background if that is necessary."""
+        if self._compilation is not None:
+            self._compilation.start()
+
+    async def wait_until_compiled(self) -> None:
+        """Wait until interpreters can start. Raises ServerError or Unavailable if they cannot."""
+        if self._compilation is not None:
+            await self._compilation.wait()
 
     def find_interpreter(self, container_id: str) -> str | None:
         """Return the name of the running interpreter of a container, or None if there is none."""
@@ -84,6 +98,7 @@ class Sandboxes:
         Raises Unavailable or RateLimited if too many calls wait, and ServerError if the interpreter does not start.
         Cancelling the call ends the interpreter.
         """
+        await self.wait_until_compiled()
         entry = self._entries.setdefault(container.id, _Entry())
         entry.users += 1
         try:
@@ -108,6 +123,8 @@ class Sandboxes:
         """End all interpreters. Waiting calls are refused."""
         self._is_closed = True
         self._queue.close(_SHUTTING_DOWN)
+        if self._compilation is not None:
+            await self._compilation.close()
         await asyncio.gather(*(self.end(container_id) for container_id in tuple(self._entries)))
 
     def _forget_unused(self, container_id: str, entry: _Entry) -> None:
@@ -151,7 +168,10 @@ class Sandboxes:
             await _end_process(entry)
         if entry.process is None:
             await self._make_room(entry)
-            entry.process, entry.name = await self._start(container), secrets.token_hex(8)
+            entry.name = secrets.token_hex(8)
+            # The sandbox library makes folders of many megabytes, and leaves them if it is killed.
+            entry.scratch = container.folder / f"{_SCRATCH}-{entry.name}"
+            entry.process = await self._start(container, entry.scratch)
         return entry.process
 
     async def _make_room(self, entry: _Entry) -> None:
@@ -165,11 +185,9 @@ class Sandboxes:
                 await self.end(name)
                 excess -= 1
 
-    async def _start(self, container: SandboxTarget) -> FramedProcess:
+    async def _start(self, container: SandboxTarget, scratch: Path) -> FramedProcess:
         settings = self.settings
-        # The sandbox library makes folders. They must not outlive the container.
-        scratch = container.folder / "scratch"
-        await asyncio.to_thread(_empty_folder, scratch)
+        await asyncio.to_thread(_make_scratch, scratch)
         process = await FramedProcess.start(_WORKER, {"TMPDIR": str(scratch), "HOME": str(scratch)})
         setup = SandboxSetup(
             sandbox=settings.sandbox,
@@ -197,12 +215,16 @@ class Sandboxes:
         return process
 
 
-def _empty_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
+def _make_scratch(scratch: Path) -> None:
+    """Create the folder, and delete those that a server has left behind."""
+    for other in scratch.parent.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(other, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
 
 
 async def _end_process(entry: _Entry) -> None:
     process, entry.process = entry.process, None
-    if process is not None:
+    scratch = entry.scratch
+    if process is not None and scratch is not None:
         await process.end()
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)

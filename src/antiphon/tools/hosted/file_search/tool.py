@@ -1,5 +1,6 @@
 """The hosted tool file_search: search in the vector stores that a request names."""
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from antiphon.protocol.tools import FileSearchTool, RankingOptions, Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.vector_stores import MAX_QUERY_LENGTH
 from antiphon.retrieval.process import check_packages
-from antiphon.stream.deltas import CloseItem, Delta, ItemPassthrough, OpenItem
+from antiphon.stream.deltas import CloseItem, Delta, OpenItem
 from antiphon.tools.hosted.base import (
     FileSearchService,
     FoundText,
@@ -26,7 +27,10 @@ from antiphon.tools.hosted.base import (
     HostedUnavailable,
     TextFilter,
 )
+from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.file_search.citations import CitationFilter, Source, make_marker
+
+logger = logging.getLogger(__name__)
 
 TYPE = "file_search"
 _DEFAULT_RESULTS = 20
@@ -85,7 +89,7 @@ class HostedFileSearch(HostedTool):
     types = frozenset({TYPE})
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
-        path = _find_path(tool, context)
+        path = context.find_param(tool)
         service = context.services.file_search
         if service is None or not isinstance(tool, FileSearchTool):
             raise UnsupportedTool("This server has no vector stores.", param=path)
@@ -122,7 +126,7 @@ class FileSearchSession(HostedSession):
         self._sources: list[Source] = []
 
     def observe(self, item: Item | Unknown) -> None:
-        if isinstance(item, FileSearchCall):
+        if isinstance(item, FileSearchCall) and item.status != "failed":
             self._sources += [Source(each.file_id or "", each.filename or "") for each in item.results or ()]
 
     def begin(self, name: str, key: str) -> HostedCall:
@@ -165,25 +169,25 @@ class _FileSearchRun(HostedCall):
         yield [self._make_event("searching")]
         try:
             results = await self._session.search(self._queries)
-        except AntiphonError:
-            yield [self._close("failed", None)]
+        except AntiphonError as error:
+            logger.warning("a file search failed: %s", error.message)
+            yield self.fail(error.message)
             return
         yield [self._make_event("completed"), self._close("completed", results)]
 
     def fail(self, message: str) -> Sequence[Delta]:
         opened = () if self._is_open else self._open()
-        return [*opened, self._close("failed", None)]
+        return [*opened, self._close("failed", [FileSearchResult(text=message)])]  # the model reads the reason
 
     def _open(self) -> Sequence[Delta]:
         return [OpenItem(self._key, FileSearchCall(id="", queries=[], status="in_progress"), "fs")]
 
-    def _close(self, status: Any, results: list[FileSearchResult] | None) -> CloseItem:
+    def _close(self, status: Any, results: list[FileSearchResult]) -> CloseItem:
         item = FileSearchCall(id="", queries=self._queries, status=status, results=results)
         return CloseItem(self._key, item)
 
-    def _make_event(self, name: str) -> ItemPassthrough:
-        event = {"type": f"response.file_search_call.{name}", "item_id": "", "output_index": 0, "sequence_number": 0}
-        return ItemPassthrough(Unknown(msgspec.json.encode(event)), self._key)
+    def _make_event(self, name: str) -> Delta:
+        return make_item_event(self._key, f"file_search_call.{name}")
 
 
 def read_queries(arguments: str) -> list[str]:
@@ -237,13 +241,6 @@ def _read_weights(hybrid: dict[str, Any] | None, path: str) -> tuple[float, floa
     if not sum(weights):
         raise _invalid(path, "one of the weights must be greater than 0")
     return weights[0], weights[1]
-
-
-def _find_path(tool: Tool | Unknown, context: HostedContext) -> str:
-    for index, each in enumerate(context.request.tools or ()):
-        if each is tool:
-            return f"tools[{index}]"
-    return "tools"
 
 
 def _invalid(path: str, reason: str) -> InvalidRequest:

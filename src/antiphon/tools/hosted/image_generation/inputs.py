@@ -1,5 +1,6 @@
 """The images of a conversation that can be edited."""
 
+import asyncio
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Sequence
@@ -79,7 +80,7 @@ class InputImages:
         url, file_id = self._mask.get("image_url"), self._mask.get("file_id")
         if not isinstance(url, str):
             return await self._load(_StoredFile(str(file_id)))
-        return await self._load(url if ":" in url[:8] else f"data:image/png;base64,{url}")
+        return await self._load(_complete_url(url))
 
     async def fetch_base64(self, url: str) -> str:
         """Return the image at a URL that the endpoint has named, in base64."""
@@ -87,7 +88,14 @@ class InputImages:
 
     async def check_mask(self, path: str) -> None:
         """Raise an error with the param path unless the mask is a URL or a stored file."""
-        if self._mask is None or isinstance(self._mask.get("image_url"), str):
+        if self._mask is None:
+            return
+        url = self._mask.get("image_url")
+        if isinstance(url, str):
+            url = _complete_url(url)
+            if url[:5].lower() == "data:" and await normalize_base64(url) is None:
+                where = f"{path}.input_image_mask.image_url"
+                raise InvalidRequest(f"'{where}' is not valid base64.", param=where, code="invalid_value")
             return
         param, file_id = f"{path}.input_image_mask.file_id", self._mask.get("file_id")
         if not isinstance(file_id, str):
@@ -110,13 +118,33 @@ class InputImages:
         if url[:5].lower() == "data:":
             head, _, data = url[5:].partition(",")
             try:
-                return _check(head.partition(";")[0].lower(), b64decode(data, validate=True))
+                return _check(head.partition(";")[0].lower(), b64decode("".join(data.split()), validate=True))
             except Base64Error:
                 raise UpstreamError("An image of the conversation is not valid base64.") from None
         fetched = await fetch(url, rules=self._rules, max_bytes=max(max_bytes, 1), timeout=_FETCH_SECONDS)
         if fetched.status >= 400:
             raise UpstreamError(f"An image could not be fetched: its server answered with status {fetched.status}.")
         return _check(fetched.content_type, fetched.body)
+
+
+async def normalize_base64(data: str) -> str | None:
+    """Return base64 without line breaks and the head of a data URL, or None if it is not the base64 of any data."""
+    return await asyncio.to_thread(_normalize, data)
+
+
+def _normalize(data: str) -> str | None:
+    if data[:5].lower() == "data:":
+        data = data.partition(",")[2]
+    data = "".join(data.split())
+    try:
+        return data if b64decode(data, validate=True) else None
+    except ValueError:
+        return None
+
+
+def _complete_url(url: str) -> str:
+    """Return the URL of a mask. A text without a scheme is base64."""
+    return url if ":" in url[:8] else f"data:image/png;base64,{url}"
 
 
 def _find_image(part: InputImage, files: Files) -> "str | _StoredFile | None":

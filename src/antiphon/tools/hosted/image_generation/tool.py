@@ -1,6 +1,7 @@
 """The hosted tool `image_generation`: makes and edits images at the endpoint of the settings."""
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Literal
@@ -8,13 +9,13 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from antiphon.errors import AntiphonError, InvalidRequest
+from antiphon.config.tools import ImageGenerationSettings
+from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError
 from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.tools import ImageGenerationTool, Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem, ToolUsage
-from antiphon.tool_settings import ImageGenerationSettings
 from antiphon.tools.hosted.base import (
     HostedCall,
     HostedContext,
@@ -26,7 +27,7 @@ from antiphon.tools.hosted.base import (
 )
 from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.image_generation.endpoint import Image, ImageRefused, ImagesEndpoint, PartialImage
-from antiphon.tools.hosted.image_generation.inputs import InputImages
+from antiphon.tools.hosted.image_generation.inputs import InputImages, normalize_base64
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ _FORWARDED = ("background", "moderation", "output_compression", "output_format",
 _UNSUPPORTED = ("complexity", "frame_count", "frame_duration_ms", "svg")
 _DESCRIPTION = "Makes an image from a description. The user sees the image. Do not describe it in the answer."
 _EDIT = " The action `edit` changes the latest images of the conversation."
+# Some endpoints use other forms than OpenAI: `2K`, `1024*1024`, `16:9`.
+_SIZE = re.compile("auto|[1-9][0-9]{0,4}(K|[x*:][1-9][0-9]{0,4})")
 _PROMPT: JsonObject = {"type": "string", "description": "A complete description of the image."}
 
 
@@ -58,8 +61,7 @@ class ImageGenerationHostedTool(HostedTool):
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
         assert isinstance(tool, ImageGenerationTool)
-        tools = context.request.tools or []
-        path = next((f"tools[{index}]" for index, each in enumerate(tools) if each is tool), "tools")
+        path = context.find_param(tool)
         _check(tool, path)
         images = InputImages(
             context.items,
@@ -70,11 +72,7 @@ class ImageGenerationHostedTool(HostedTool):
         )
         await images.check_mask(path)
         if tool.action == "edit" and not images.has_any:
-            raise InvalidRequest(
-                f"Invalid '{path}.action': there is no image in the conversation to edit.",
-                param=f"{path}.action",
-                code="invalid_value",
-            )
+            raise _invalid(f"{path}.action", "there is no image in the conversation to edit")
         return ImageGenerationSession(tool, self._settings, self._endpoint, images)
 
 
@@ -133,10 +131,13 @@ class ImageGenerationSession(HostedSession):
 
     async def _complete(self, image: Image) -> Image:
         """Return the image with its data. It can be edited from now on."""
-        data = image.data
-        if data is None:
+        if image.data is None:
             assert image.url is not None
             data = await self._images.fetch_base64(image.url)
+        elif (normalized := await normalize_base64(image.data)) is not None:
+            data = normalized
+        else:
+            raise UpstreamError("The images endpoint's image is not valid base64.")
         self._images.add(data, image.settings.get("output_format") or self._tool.output_format or "png")
         return msgspec.structs.replace(image, data=data)
 
@@ -239,25 +240,22 @@ def create(setup: HostedSetup) -> HostedTool:
 
 
 def _check(tool: ImageGenerationTool, path: str) -> None:
-    """Raise InvalidRequest for fields that cannot be served."""
+    """Raise InvalidRequest for fields that cannot be served. The endpoint knows which sizes its models make."""
     for name in _UNSUPPORTED:
         if getattr(tool, name) is not None:
-            raise InvalidRequest(
-                f"Invalid '{path}.{name}': this server does not support it.",
-                param=f"{path}.{name}",
-                code="unsupported_parameter",
-            )
+            raise _invalid(f"{path}.{name}", "this server does not support it", "unsupported_parameter")
     for name, highest in (("partial_images", MAX_PARTIAL_IMAGES), ("output_compression", 100)):
         value = getattr(tool, name)
         if value is not None and not 0 <= value <= highest:
-            raise InvalidRequest(
-                f"Invalid '{path}.{name}': expected a number from 0 to {highest}, got {value}.",
-                param=f"{path}.{name}",
-                code="integer_above_max_value" if value > highest else "integer_below_min_value",
-            )
+            code = "integer_above_max_value" if value > highest else "integer_below_min_value"
+            raise _invalid(f"{path}.{name}", f"expected a number from 0 to {highest}, got {value}", code)
     if tool.output_format in ("gif", "svg"):
-        raise InvalidRequest(
-            f"Invalid '{path}.output_format': this server supports png, webp and jpeg.",
-            param=f"{path}.output_format",
-            code="invalid_value",
-        )
+        raise _invalid(f"{path}.output_format", "this server supports png, webp and jpeg")
+    if tool.background == "transparent" and tool.output_format == "jpeg":
+        raise _invalid(f"{path}.background", "a transparent background needs the output_format png or webp")
+    if tool.size is not None and not _SIZE.fullmatch(tool.size):
+        raise _invalid(f"{path}.size", f"expected 'auto' or a size such as '1024x1536', got '{tool.size[:40]}'")
+
+
+def _invalid(param: str, reason: str, code: str = "invalid_value") -> InvalidRequest:
+    return InvalidRequest(f"Invalid '{param}': {reason}.", param=param, code=code)

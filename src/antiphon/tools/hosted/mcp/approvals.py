@@ -1,4 +1,4 @@
-"""Approved calls: each approval is used once, by one response."""
+"""Approvals of calls: each request for approval is answered once. An approved call is run by one response."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,41 +23,57 @@ class Approval(Struct, frozen=True):
 
 def find_approvals(context: HostedContext, server_label: str) -> list[Approval]:
     """Return the calls of a server that the input of the request approves, and that have no result yet."""
+    requests = _find_answered(context, server_label, approve=True)
+    done = {item.approval_request_id for item in context.items if isinstance(item, McpCall)} if requests else ()
+    return [Approval(each.id, each.name, each.arguments) for each in requests if each.id not in done]
+
+
+def find_denials(context: HostedContext, server_label: str) -> list[str]:
+    """Return the ids of the requests for approval of a server that the input of the request denies."""
+    return [each.id for each in _find_answered(context, server_label, approve=False)]
+
+
+def _find_answered(context: HostedContext, server_label: str, *, approve: bool) -> list[McpApprovalRequest]:
+    """Return the requests for approval that the input answers so, in the order of the answers."""
     sent = context.request.input if isinstance(context.request.input, list) else ()
-    approved = [item.approval_request_id for item in sent if isinstance(item, McpApprovalResponse) and item.approve]
-    if not approved:
+    answers = [item for item in sent if isinstance(item, McpApprovalResponse) and item.approve == approve]
+    if not answers:
         return []
     requests = {item.id: item for item in context.items if isinstance(item, McpApprovalRequest)}
-    done = {item.approval_request_id for item in context.items if isinstance(item, McpCall)}
-    return [
-        Approval(each, requests[each].name, requests[each].arguments)
-        for each in dict.fromkeys(approved)
-        if each not in done and each in requests and requests[each].server_label == server_label
-    ]
+    found = (requests.get(each) for each in dict.fromkeys(item.approval_request_id for item in answers))
+    return [each for each in found if each is not None and each.server_label == server_label]
 
 
 def _make_key(request_id: str) -> str:
-    """Return the id of a request, or a digest of an id that is not of this server: clients may send any text."""
-    if len(request_id) <= _MAX_KEY_LENGTH and "/" not in request_id:
-        return request_id
-    return f"#{hashlib.sha256(request_id.encode()).hexdigest()}"
+    """Return the key of a request. An id that is not of this server may be any text, so its digest is used."""
+    if len(request_id) > _MAX_KEY_LENGTH or "/" in request_id:
+        request_id = f"#{hashlib.sha256(request_id.encode()).hexdigest()}"
+    return f"mcp_approval/{request_id}"
+
+
+async def claim_denials(request_ids: Sequence[str], context: HostedContext) -> None:
+    """Record that calls were denied, so that they cannot be approved afterwards. A denial can be repeated."""
+    claim = context.services.claim
+    assert claim is not None
+    for request_id in request_ids:
+        await claim(context.project, _make_key(request_id))
 
 
 async def claim_approvals(approvals: Sequence[Approval], context: HostedContext) -> None:
-    """Claim the approvals for the response. Raises InvalidRequest if another response has used one of them.
+    """Claim the approvals for the response. Raises InvalidRequest if a request was denied, or approved in another one.
 
     A second key with the id of the response tells a later attempt at this response that the approval is its own.
     """
     claim = context.services.claim
     assert claim is not None
     for approval in approvals:
-        key = f"mcp_approval/{_make_key(approval.request_id)}"
+        key = _make_key(approval.request_id)
         own_key = f"{key}/{context.response_id}"
         if await claim(context.project, key):
             await claim(context.project, own_key)
         elif await claim(context.project, own_key):
             raise InvalidRequest(
-                f"The approval request '{approval.request_id}' was answered already. Its call is not repeated.",
+                f"The approval request '{approval.request_id}' was answered already. Its call is not executed.",
                 param="input",
                 code="approval_already_used",
             )

@@ -113,7 +113,8 @@ class McpCallRun(HostedCall):
         return [make_item_event(self._key, "mcp_call.completed"), CloseItem(self._key, item)]
 
     def _close_failed(self, error: JsonObject) -> Sequence[Delta]:
-        item = msgspec.structs.replace(self._item, error=error, status="failed")
+        arguments = self._item.arguments or self._written  # a call that was interrupted is not run
+        item = msgspec.structs.replace(self._item, arguments=arguments, error=error, status="failed")
         return [make_item_event(self._key, "mcp_call.failed"), CloseItem(self._key, item)]
 
     def _describe(self, error: AntiphonError) -> JsonObject:

@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
+from antiphon.config.tools import McpServerSettings
 from antiphon.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 from antiphon.protocol.tools import McpTool
-from antiphon.tool_settings import McpServerSettings
 from antiphon.tools.mcp_connection import Connect, connect_http, connect_sse, connect_stdio
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.options import is_header_value
@@ -43,6 +43,10 @@ def find_target(
     """Return the server of a tool. `path` is the tool's param path. Raises InvalidRequest."""
     if tool.tunnel_id is not None:
         raise UnsupportedParameter("This server supports no tunnels to MCP servers.", param=f"{path}.tunnel_id")
+    if not tool.server_label:
+        raise InvalidRequest(
+            f"'{path}.server_label' must not be empty.", param=f"{path}.server_label", code="invalid_value"
+        )
     headers = _read_headers(tool, path)
     if tool.server_url is not None:
         if tool.connector_id is not None:

@@ -15,7 +15,7 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import McpTool, Tool, hide_credentials
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.base import HostedContext, HostedSession, HostedSetup, HostedTool, HostedUnavailable
-from antiphon.tools.hosted.mcp.approvals import claim_approvals, find_approvals
+from antiphon.tools.hosted.mcp.approvals import claim_approvals, claim_denials, find_approvals, find_denials
 from antiphon.tools.hosted.mcp.calls import McpServerCalls
 from antiphon.tools.hosted.mcp.connections import McpConnections
 from antiphon.tools.hosted.mcp.session import McpSession
@@ -56,7 +56,7 @@ class McpHostedTool(HostedTool):
         if not self._is_loaded:
             await offload.run_in_thread(load_package)
             self._is_loaded = True
-        path = _find_path(tool, context)
+        path = context.find_param(tool)
         target = find_target(
             tool,
             path,
@@ -74,6 +74,8 @@ class McpHostedTool(HostedTool):
             listed, error = await self._try_to_list(target, has_begun=context.has_begun)
         if approvals:
             await claim_approvals(approvals, context)
+        if denied := find_denials(context, tool.server_label):
+            await claim_denials(denied, context)
         server = McpServerCalls(target, self._connections, context.response_id)
         return McpSession(
             tool,
@@ -96,7 +98,8 @@ class McpHostedTool(HostedTool):
             return await self._list_tools(target), None
         except AntiphonError as failure:
             if not has_begun():
-                raise make_list_error(target, failure) from failure
+                # Without the failure as cause, which would be logged with the secrets that the message masks.
+                raise make_list_error(target, failure) from None
             return [], describe_failure(target, failure)
 
     async def _list_tools(self, target: McpTarget) -> list[McpToolInfo]:
@@ -160,9 +163,3 @@ def _get_phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Unknown"
-
-
-def _find_path(tool: McpTool, context: HostedContext) -> str:
-    """Return the param path of the tool."""
-    tools = context.request.tools or []
-    return next((f"tools[{index}]" for index, each in enumerate(tools) if each is tool), "tools")

@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from antiphon.config.tools import ProgramSettings
 from antiphon.framed_process import FramedProcess
-from antiphon.tool_settings import ProgramSettings
 from antiphon.tools.hosted.program.messages import CallResult, CallResults, ProgramSetup, ProgramStep
 from antiphon.turn_queue import QueueLimits, TurnQueue
 

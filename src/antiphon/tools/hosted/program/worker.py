@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from antiphon.tools.hosted.frames import queue_frames, read_frame, write_frame
 from antiphon.tools.hosted.program.messages import CallResults, ProgramSetup, ProgramStep
+from antiphon.worker_frames import queue_frames, read_frame, write_frame
 
 _OUT_OF_MEMORY = "The program needs more memory than it may use."
 # The memory of the interpreter, V8 and its code, besides the heap of the program.

@@ -12,6 +12,7 @@ _HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 _META_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 _CHARSETS = re.compile(r"utf-(8|16|32)|ascii|iso|cp\d|koi8|mac|gb|big5|euc|shift|hz|johab|tis|latin")
 _HEAD_LENGTH = 4096
+_MAX_TAGS = 100_000
 _SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
 HIDDEN_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select")
@@ -84,8 +85,17 @@ def _is_charset(name: str) -> bool:
         return False
 
 
+def _limit_tags(html: str) -> str:
+    """Return the start of a page with very many tags: each of them takes hundreds of bytes when it is parsed."""
+    if html.count("<") <= _MAX_TAGS:
+        return html
+    *_, rest = html.split("<", _MAX_TAGS + 1)
+    return html[: len(html) - len(rest) - 1]
+
+
 def _read_html(html: str) -> tuple[str, str]:
     """Return the title and the visible text, with selectolax if it is installed."""
+    html = _limit_tags(html)
     try:
         from selectolax.lexbor import LexborHTMLParser
     except ImportError:

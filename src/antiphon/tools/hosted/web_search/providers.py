@@ -21,6 +21,8 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _MAX_QUERY_LENGTH = 2000
 # Longer lists of domains do not fit into a query. All results are filtered in any case.
 _MAX_SITES = 8
+_WEB = ("http://", "https://")
+_MALFORMED = "The search provider's answer is not in the expected format."
 
 
 class WebSearchOptions(Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ class _Result(Struct):
 
 
 class _Answer(Struct):
-    results: list[_Result] = []
+    results: list[Any] = []
     unresponsive_engines: list[Any] = []  # SearXNG: pairs of a name and a reason
 
 
@@ -95,10 +97,13 @@ class SearchProvider:
         try:
             answer = self._read_answer(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UpstreamError("The search provider's answer is not in the expected format.") from None
-        results = [each for each in answer.results if options.domains.allows(each.url)]
-        if not answer.results and answer.unresponsive_engines:
+            raise UpstreamError(_MALFORMED) from None
+        found = [result for each in answer.results if (result := _read_result(each)) is not None]
+        if answer.results and not found:
+            raise UpstreamError(_MALFORMED)
+        if not found and answer.unresponsive_engines:
             raise UpstreamError(f"No search engine answered: {_describe_engines(answer.unresponsive_engines)}.")
+        results = [each for each in found if options.domains.allows(each.url)]
         return [each.to_result(options.text_length) for each in results[: options.max_results]]
 
     def _make_headers(self, api_key: str) -> Mapping[str, str]:
@@ -182,6 +187,15 @@ PROVIDERS: Mapping[str, type[SearchProvider]] = {
     "tavily": TavilyProvider,
     "exa": ExaProvider,
 }
+
+
+def _read_result(result: Any) -> _Result | None:
+    """Return a result of the provider, or None if it is no web page: SearXNG also finds texts without a URL."""
+    try:
+        read = msgspec.convert(result, _Result)
+    except msgspec.ValidationError:
+        return None
+    return read if read.url.startswith(_WEB) else None
 
 
 def _add_sites(query: str, domains: DomainFilter) -> str:

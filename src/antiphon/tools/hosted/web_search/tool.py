@@ -3,13 +3,13 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
+from antiphon.config.tools import WebSearchSettings
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import WebSearchCall
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import Tool, UserLocation, WebSearchTool
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Annotate, CloseItem, Delta, OpenItem, Text, ToolUsage
-from antiphon.tool_settings import WebSearchSettings
 from antiphon.tools.hosted.base import (
     HostedCall,
     HostedContext,
@@ -80,7 +80,7 @@ class WebSearchHostedTool(HostedTool):
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:
         assert isinstance(tool, WebSearchTool)
-        path = _find_path(tool, context)
+        path = context.find_param(tool)
         is_preview = tool.type in _PREVIEW_TYPES
         if is_preview and tool.filters is not None:
             raise InvalidRequest(
@@ -88,6 +88,8 @@ class WebSearchHostedTool(HostedTool):
                 param=f"{path}.filters",
                 code="invalid_value",
             )
+        if "image" in (tool.search_content_types or ()):
+            context.warn(f"{path}.search_content_types: this server finds no images, only text")
         results, text_length, page_length = _SIZES[tool.search_context_size or "medium"]
         country = tool.user_location.country if tool.user_location is not None else None
         runner = ActionRunner(
@@ -218,9 +220,3 @@ def _describe_location(location: UserLocation | None) -> str:
     parts = [part for part in (location.city, location.region, location.country) if part]
     text = f"The user is in {', '.join(parts)}." if parts else ""
     return f"{text} Their time zone is {location.timezone}.".strip() if location.timezone else text
-
-
-def _find_path(tool: WebSearchTool, context: HostedContext) -> str:
-    """Return the param path of the tool."""
-    tools = context.request.tools or []
-    return next((f"tools[{index}]" for index, each in enumerate(tools) if each is tool), "tools")

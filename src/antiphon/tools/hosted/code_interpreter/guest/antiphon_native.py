@@ -100,7 +100,7 @@ class NativeInterpreter:
             folders.sort()
             for name in sorted(names):
                 path = Path(parent, name)
-                if path.is_symlink() or not path.is_file():
+                if path.is_symlink() or not path.is_file() or not _is_text(str(path)):
                     continue
                 status = path.stat()
                 found[str(path.relative_to(self._folder))] = (status.st_size, status.st_mtime_ns)
@@ -116,6 +116,15 @@ class NativeInterpreter:
         deleted = [path for path in self._known if path not in current]
         self._known = current
         return changed, deleted
+
+
+def _is_text(path):
+    """Return True if the name is UTF-8. Others cannot be named in a response."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def work():

@@ -1,0 +1,35 @@
+"""Limits on the number of objects of a project. They are checked in the transaction that creates an object."""
+
+from antiphon.errors import QUOTA_EXCEEDED, InvalidRequest, RateLimited
+from antiphon.store.sql_steps import SqlStep, Steps
+
+
+def check_number(number: int, maximum: int, objects: str, *, setting: str, hint: str = "Delete some first.") -> None:
+    """Raise RateLimited if a project has so many objects that it cannot get another one."""
+    if number >= maximum:
+        raise RateLimited(
+            f"This project has {number} {objects}, and at most {maximum} are allowed (setting {setting}). {hint}",
+            code=QUOTA_EXCEEDED,
+        )
+
+
+def check_file_number(
+    statement: str,
+    parameters: tuple[object, ...],
+    added: int,
+    maximum: int,
+    objects: str,
+    setting: str,
+    param: str,
+    *,
+    hint: str = "Delete some first.",
+) -> Steps[None]:
+    """Raise InvalidRequest if the number that a statement returns would exceed the maximum."""
+    ((number,),) = yield SqlStep(statement, parameters)
+    if number + added > maximum:
+        raise InvalidRequest(
+            f"There would be {number + added} {objects}, and at most {maximum} are allowed (setting files.{setting}). "
+            f"{hint}",
+            param=param,
+            code="file_quota_exceeded",
+        )

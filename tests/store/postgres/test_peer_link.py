@@ -1,0 +1,179 @@
+"""Questions between the processes that share a PostgreSQL database."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from antiphon.store.location import locate_store
+from antiphon.store.peer_link import PeersUnresponsive
+
+pytest.importorskip("asyncpg")
+
+import asyncpg
+
+from antiphon.store.postgres import notifications as notifications_module
+from antiphon.store.postgres import peer_link
+from antiphon.store.postgres.notifications import HOLD_LOCK
+from antiphon.store.postgres.peer_link import PostgresPeerLink
+from antiphon.store.postgres.store import PostgresStore
+from support.postgres_server import EmptySchema
+
+TIMEOUT = 60
+
+
+async def open_link(url: str, stack: AsyncExitStack) -> PostgresPeerLink:
+    """Open a store, and return its link when it listens."""
+    store = locate_store(url)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    stack.push_async_callback(store.close)
+    listening = asyncio.Event()
+    store.on_change = lambda kind, _, __: listening.set()
+    async with asyncio.timeout(TIMEOUT):
+        await listening.wait()
+    assert store.peer_link is not None
+    return store.peer_link
+
+
+@pytest.fixture
+async def links(postgres_url: str) -> AsyncIterator[list[PostgresPeerLink]]:
+    async with AsyncExitStack() as stack, asyncio.timeout(TIMEOUT):
+        yield [await open_link(postgres_url, stack) for _ in range(3)]
+
+
+async def repeat(payload: bytes) -> bytes:
+    return payload * 2
+
+
+async def test_answer_is_returned_to_the_sender_of_the_question(links: list[PostgresPeerLink]) -> None:
+    first, second, third = links
+    received: list[bytes] = []
+
+    async def record(payload: bytes) -> bytes:
+        received.append(payload)
+        return b""
+
+    second.answers["repeat"] = repeat
+    third.answers["repeat"] = record
+    questions = [bytes([number]) * 20_000 for number in range(32)]  # more than may wait at once, in several parts
+    answers = await asyncio.gather(*(first.ask("repeat", question) for question in questions))
+    assert answers == [[question * 2] for question in questions]
+    assert sorted(received) == questions
+    assert await third.ask("repeat", b"a") == [b"aa"]
+    assert await second.ask("repeat", b"a") == []  # a process does not ask itself
+    assert await first.ask("unknown", b"a") == []
+
+
+async def test_failed_answer_counts_as_none(links: list[PostgresPeerLink], caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(payload: bytes) -> bytes:
+        raise RuntimeError("broken")
+
+    links[1].answers["fail"] = fail
+    with caplog.at_level(logging.ERROR):
+        assert await links[0].ask("fail") == []
+    assert [record.getMessage() for record in caplog.records] == ["a question of another process failed"]
+
+
+async def test_process_that_does_not_answer_is_waited_for_once(
+    links: list[PostgresPeerLink], postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    links[1].answers["repeat"] = repeat
+    frozen = await asyncpg.connect(postgres_url)
+    try:
+        await frozen.execute(HOLD_LOCK, links[0]._notifications.channel)
+        assert await links[0].ask("repeat", b"a") == [b"aa"]  # the first answer is enough
+        links[0]._seconds = 0.05
+        with pytest.raises(PeersUnresponsive) as first:
+            await links[0].ask("unknown")
+        links[0]._seconds = 10.0 * TIMEOUT
+        with pytest.raises(PeersUnresponsive) as second:
+            await links[0].ask("unknown")
+        assert 0.05 <= first.value.seconds < second.value.seconds
+        assert await links[0].ask_all("unknown") == []
+        assert await links[0].ask("repeat", b"a") == [b"aa"]
+    finally:
+        await frozen.close()
+    assert await links[0].ask("unknown") == []  # the process has ended
+    assert [record.getMessage() for record in caplog.records] == ["processes that share the database did not answer: 1"]
+
+
+async def test_lost_own_connection_does_not_make_others_unresponsive(links: list[PostgresPeerLink]) -> None:
+    first, second, third = links
+    notifications = first._notifications
+    listener, answered = notifications.listener, asyncio.Event()
+
+    async def lose_connection(payload: bytes) -> bytes:
+        notifications.listener = None
+        await answered.wait()
+        return b""
+
+    second.answers["lose"] = third.answers["lose"] = lose_connection
+    second.answers["repeat"] = repeat
+    first._seconds = 0.5
+    with pytest.raises(PeersUnresponsive):
+        await first.ask("lose")
+    notifications.listener, first._seconds = listener, TIMEOUT
+    assert await first.ask("repeat", b"a") == [b"aa"]
+    answered.set()
+
+
+@pytest.mark.parametrize("lost", ["question", "answer"])
+async def test_lost_notification_costs_a_second_try(
+    links: list[PostgresPeerLink], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(peer_link, "RESEND_SECONDS", 0.05)
+    first, second, third = links
+    second.answers["repeat"] = repeat
+    third.answers["repeat"] = _answer_nothing
+    sender = (first if lost == "question" else second)._notifications
+    send = sender.send_message
+    tries: list[str] = []
+
+    def lose_first(text: str) -> None:
+        tries.append(text)
+        if len(tries) > 1:
+            send(text)
+
+    sender.send_message = lose_first  # type: ignore[method-assign]
+    assert await first.ask("repeat", b"a") == [b"aa"]
+    assert len(tries) >= 2
+    assert await first.ask_all("repeat", b"b") == [b"bb"]  # an answer that came twice counts once
+
+
+async def _answer_nothing(payload: bytes) -> bytes:
+    return b""
+
+
+async def test_question_waits_for_processes_that_reconnect(
+    links: list[PostgresPeerLink], postgres_schema: EmptySchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database ends all connections. A question right after that reaches the others as soon as they listen."""
+    monkeypatch.setattr(peer_link, "RESEND_SECONDS", 0.05)
+    monkeypatch.setattr(peer_link, "SETTLE_SECONDS", float(TIMEOUT))
+    monkeypatch.setattr(notifications_module, "RECONNECT_SECONDS", 0.05)
+    first, second, _ = links
+    first._seconds = float(TIMEOUT)
+    second.answers["repeat"] = repeat
+    listeners = [link._notifications.listener for link in links]
+    postgres_schema.fetch(f"SELECT pg_terminate_backend(pid) FROM unnest(ARRAY{listeners}::integer[]) AS pid")
+    assert await first.ask("repeat", b"a") == [b"aa"]
+
+
+async def test_process_alone_on_its_database_asks_no_question(postgres_url: str) -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(TIMEOUT):
+        link = await open_link(postgres_url, stack)
+        sent: list[str] = []
+        link._notifications.send_message = sent.append  # type: ignore[method-assign]
+        assert await link.ask("repeat", b"a") == []
+        assert sent == []
+
+
+async def test_foreign_notification_is_ignored(links: list[PostgresPeerLink], caplog: pytest.LogCaptureFixture) -> None:
+    links[1].answers["repeat"] = repeat
+    for text in ("", "0 a 0 1 =", "0 a 0 1 AAAA", "0 a 1 2 AAAA", "0 a x y AAAA"):
+        links[2]._notifications.send_message(text)
+    assert await links[0].ask("repeat", b"a") == [b"aa"]
+    assert set(caplog.messages) == {"a notification cannot be read"}

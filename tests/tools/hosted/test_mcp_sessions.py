@@ -1,0 +1,51 @@
+"""MCP servers that forget a session, or return results that do not match their schemas."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from antiphon.tools.hosted.base import HostedSetup
+from antiphon.tools.hosted.mcp.tool import McpHostedTool
+from support.hosted_sessions import compose, make_context, make_settings, run_call
+from support.mcp_wire_server import WireServer, serve_mcp
+
+
+def make_tools(server: WireServer) -> list[dict[str, Any]]:
+    return [{"type": "mcp", "server_label": "s", "server_url": server.url, "require_approval": "never"}]
+
+
+async def call(tool: McpHostedTool, server: WireServer) -> dict[str, Any]:
+    """List the tools of the server and call the first one. Return its item."""
+    context = make_context(make_tools(server))
+    assert context.request.tools is not None
+    session = await tool.open(context.request.tools[0], context)
+    _, (item,) = compose(await run_call(session, session.functions[0].name, "{}"))
+    return item
+
+
+async def test_forgotten_session_is_opened_again_for_a_list() -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    async with serve_mcp({"run": lambda _: "done"}) as server:
+        for server.session in ("first", "second"):
+            assert (await call(tool, server))["output"] == "done"
+        await tool.close()
+    assert (server.methods.count("initialize"), len(server.calls)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"n": "one"}, "Invalid structured content returned by tool run: 'one' is not of type 'integer'"),
+        (None, "Tool run has an output schema but did not return structured content"),
+    ],
+)
+async def test_result_that_does_not_match_its_schema_fails_the_call(content: Any, reason: str) -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    result = {"content": [{"type": "text", "text": "x"}]} | ({"structuredContent": content} if content else {})
+    async with serve_mcp({"run": lambda _: result}) as server:
+        server.output_schemas["run"] = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        item = await call(tool, server)
+        await tool.close()
+    assert item["error"] == {"type": "mcp_protocol_error", "code": -32603, "message": reason}
