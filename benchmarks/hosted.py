@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.backends.scripted.backend import create
-from antiphon.config import Settings
+from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
@@ -143,6 +143,6 @@ async def _measure(store: Store, *, background: bool, rounds: int) -> list[float
 
 async def _ask(engine: Engine, **fields: Any) -> None:
     body = codec.encode({"model": "scripted", "input": "Go."} | fields)
-    run = await engine.create(codec.decode_request(body).request, project="default")
+    run = await engine.create(codec.decode_request(body).body, project="default")
     async for _ in run.events():
         pass

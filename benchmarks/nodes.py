@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.client import Client, InvalidAnswer, get, post
 from benchmarks.report import Row, make_count_row, make_row
-from benchmarks.servers import ROOT, RunningServer, Server, make_antiphon_command, read_cpu, start_server
+from benchmarks.servers import (
+    ROOT,
+    RunningServer,
+    Server,
+    list_children,
+    make_antiphon_command,
+    read_cpu,
+    start_server,
+)
 
 RATES = "responses a second, stored, 32 at once"
 CPU = "CPU of all server processes, ms a response"
@@ -69,7 +77,7 @@ class Cluster:
 
     def list_processes(self) -> list[int]:
         """Return the process ids of the servers and their workers."""
-        return [pid for server in self.servers for pid in (server.pid, *_list_children(server.pid))]
+        return [pid for server in self.servers for pid in (server.pid, *list_children(server.pid))]
 
     def read_cpu(self) -> float:
         """Return the CPU time of all processes, in seconds."""
@@ -200,15 +208,11 @@ async def _measure_takeover(cluster: Cluster, kill: Callable[[Cluster], None]) -
 
 
 def _kill_worker(cluster: Cluster) -> None:
-    os.kill(_list_children(cluster.servers[0].pid)[0], signal.SIGKILL)
+    os.kill(list_children(cluster.servers[0].pid)[0], signal.SIGKILL)
 
 
 def _kill_node(cluster: Cluster) -> None:
     os.kill(cluster.servers[0].pid, signal.SIGKILL)
-
-
-def _list_children(pid: int) -> list[int]:
-    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @contextlib.asynccontextmanager

