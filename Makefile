@@ -8,8 +8,14 @@ ARGS ?=
 # Parallel test processes. The limit bounds the memory that their models use.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
-# Bytecode is cached even if the environment forbids it: tests start hundreds of processes, and each would compile again.
-test test-slow test-clients: export PYTHONDONTWRITEBYTECODE :=
+# Tests that only `make test-clients` runs. Their clients take seconds to import, in each of the processes.
+CLIENTS := tests/clients/codex tests/clients/node $(wildcard tests/clients/test_langchain.py tests/clients/test_openai_agents*.py)
+
+# Generated examples for each test of test-slow: make test-slow EXAMPLES=1000
+EXAMPLES ?= 100
+
+# Bytecode is cached even if the environment forbids it: every process would compile again.
+run test test-slow test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-version-check
@@ -22,7 +28,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
-	@echo "make test          run the tests"
+	@echo "make test          run the tests but those of test-slow and test-clients"
 	@echo "make test-slow     run the slow tests, and those with many streams and generated input at their full size"
 	@echo "make test-clients  run the tests with third-party clients; some need node and npm"
 	@echo "make check         check format, lint, types, imports, sizes and words"
@@ -45,12 +51,12 @@ run: setup
 	@$(BIN)/antiphon serve $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(CLIENTS)) -m "not slow" $(ARGS)
 
 test-slow: setup
 	@$(BIN)/python -m pytest --numprocesses 2 -m slow $(ARGS)
-	@ANTIPHON_TEST_STREAMS=2000 ANTIPHON_TEST_EXAMPLES=250 $(BIN)/python -m pytest \
-		tests/hostile/test_many_streams.py tests/hostile/test_fuzz.py $(ARGS)
+	@ANTIPHON_TEST_STREAMS=2000 $(BIN)/python -m pytest tests/hostile/test_many_streams.py $(ARGS)
+	@ANTIPHON_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --numprocesses 2 -m "hypothesis and not slow" $(ARGS)
 
 # Without node, the Python clients are still tested. The warning names the clients that are not.
 test-clients: setup
@@ -89,9 +95,10 @@ bench: setup
 bench-peers: setup
 	@$(BIN)/python -m benchmarks.side_by_side $(ARGS)
 
-bench-record: setup
-	@for part in bridge agents nodes $(if $(wildcard benchmarks/embedded.py),embedded); do \
+bench-record: extras
+	@for part in bridge agents nodes hosted code retrieval $(if $(wildcard benchmarks/embedded.py),embedded); do \
 		$(BIN)/python -m benchmarks --only $$part --record || exit; done
+	@$(BIN)/python -m benchmarks.capacity --record
 	@$(MAKE) --silent bench-peers
 
 bench-guard: setup
@@ -104,19 +111,20 @@ clean:
 	rm -rf .venv .node .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp files make set-up incremental. The lock lists every package, so pip resolves and compiles nothing.
+# The stamp files make set-up incremental. The lock lists every package, so pip resolves nothing. Bytecode is compiled at the
+# first import, which is less work: most modules of the packages are never imported.
 .venv/.project: .venv/.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv/.lock: requirements.lock | .venv/bin/pip
 	@echo "setting up: installing requirements.lock into .venv ..."
-	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements.lock
+	@$(PIP) install --no-compile --no-deps --require-hashes --only-binary :all: --requirement requirements.lock
 	@touch $@
 
 .venv/.extras: requirements-extras.lock .venv/.project
 	@echo "setting up: installing requirements-extras.lock into .venv ..."
-	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements-extras.lock
+	@$(PIP) install --no-compile --no-deps --require-hashes --only-binary :all: --requirement requirements-extras.lock
 	@echo "setting up: compiling the interpreter of the code sandbox into .venv, which takes minutes ..."
 	@$(BIN)/python -m antiphon.tools.hosted.code_interpreter.prepare .venv/code-interpreter
 	@touch $@
