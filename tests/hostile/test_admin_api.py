@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.victim import Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
-MAX_BLOCK = 0.15
 MAX_GROWTH_MB = 150
 USAGE = "/v1/organization/usage/completions"
 PROJECTS = "/v1/organization/projects"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.live_server import HttpResponse
+from support.loop_blocks import MAX_BLOCK
 from support.raw_server import Peer, serve_raw
 from support.upstream_thread import ThreadedServer
 from support.victim import Victim
@@ -17,7 +18,6 @@ from support.victim import Victim
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 MB = 1024 * 1024
-MAX_BLOCK = 0.15
 REQUESTS = 12
 ANSWER = json.dumps({"choices": [{"message": {"role": "assistant", "content": "Hi."}, "finish_reason": "stop"}]})
 

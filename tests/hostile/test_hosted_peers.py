@@ -8,13 +8,13 @@ import pytest
 
 from support.crashing_server import wait_until
 from support.hostile_peers import HostilePeers
+from support.loop_blocks import MAX_BLOCK
 from support.raw_server import serve_raw
 from support.upstream_thread import ThreadedServer
 from support.victim import Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
-MAX_BLOCK = 0.15
 MAX_GROWTH_MB = 260
 
 

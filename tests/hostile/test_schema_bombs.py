@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.upstream_server import json_of
 from support.upstream_thread import ThreadedServer
 from support.victim import Victim
@@ -18,7 +19,6 @@ from support.victim import Victim
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 MODEL = "smollm2-135m"
-MAX_BLOCK = 0.15
 # llama.cpp and the weights take about 250 MB.
 MAX_GROWTH_MB = 150
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.victim import TIMEOUT, Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -68,7 +69,7 @@ def check_many_readers(server: Victim, paths: Sequence[str], *, fitting: int, ma
         assert b"body_budget_bytes" in refused
         assert server.ask("POST", "/v1/responses", REQUEST).status == 200
     assert server.peak_mb() < before + max_mb
-    assert server.longest_block() < 0.1
+    assert server.longest_block() < MAX_BLOCK
     for path in paths[-2:]:
         wait_until_free(server, path)
 

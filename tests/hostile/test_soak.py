@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.attacks import KEY, MODEL
+from support.loop_blocks import MAX_BLOCK
 from support.raw_server import Peer, serve_raw
 from support.upstream_thread import ThreadedServer
 from support.victim import TIMEOUT, Victim
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 SECONDS = 12
 PROBES = 150
-MAX_BLOCK = 0.15
 MB = 2**20
 HONEST = {"Authorization": "Bearer sk-ada"}
 SCRIPT = {"rules": [{"user": "long", "answers": [[{"text": ["x" * 1000] * 2000}]]}], "default": "Hello."}

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.victim import TIMEOUT, Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -129,7 +130,7 @@ def test_flood_of_frames_does_not_delay_others(server: Victim, data: bytes) -> N
                     client.recv(MB)
             except OSError:
                 break
-    assert server.longest_block() < 0.1
+    assert server.longest_block() < MAX_BLOCK
     assert server.peak_mb() < 250
 
 
@@ -278,4 +279,4 @@ def test_thousand_requests_and_cancels_of_a_client_that_does_not_read_are_bounde
         assert server.ask("GET", "/healthz").status == 200
         assert server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
     assert server.peak_mb() < before + 40
-    assert server.longest_block() < 0.1
+    assert server.longest_block() < MAX_BLOCK

@@ -3,8 +3,9 @@
 import re
 
 _BLOCK = re.compile(r"the event loop (?:was|has been) blocked for \d+ ms, with (\d+) ms of CPU time[^\n]*")
-# A limit for servers under normal load. CPU time does not depend on the load of the machine.
-MAX_CPU_SECONDS = 0.1
+# The CPU seconds of a block that no server may reach. The work of a block takes less than 0.1 seconds on an idle machine.
+# The same work takes up to twice the CPU time while other processes share the caches and cores. Defects take seconds.
+MAX_BLOCK = 0.3
 
 
 def longest_block(log: str) -> float:
@@ -14,5 +15,5 @@ def longest_block(log: str) -> float:
 
 def assert_no_block(log: str) -> None:
     """Fail if the server blocked its event loop. Only CPU time of the loop's thread counts."""
-    blocks = [found[0] for found in _BLOCK.finditer(log) if int(found[1]) / 1000 > MAX_CPU_SECONDS]
+    blocks = [found[0] for found in _BLOCK.finditer(log) if int(found[1]) / 1000 > MAX_BLOCK]
     assert not blocks, "\n".join(blocks)
