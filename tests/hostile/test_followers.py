@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.victim import Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -102,7 +103,7 @@ def test_stalled_followers_share_pages_and_resume_without_loss(victim: Callable[
     assert used < 100
     assert read_numbers(stream) == list(range(starts[2] + 1, LAST_DELTA + 5))
     assert read_numbers(read_whole(server, path)) == list(range(LAST_DELTA + 5))
-    assert server.longest_block() < 0.5
+    assert server.longest_block() < MAX_BLOCK
 
 
 def test_stalled_readers_of_a_large_response_share_its_body(victim: Callable[..., Victim]) -> None:

@@ -24,7 +24,7 @@ SLOW, SOCKETS = IDLE // 4, IDLE // 20
 # Memory for one idle stream, and for one reader of an answer of 1 MB: the answer, and one event that repeats it.
 MAX_IDLE_MB, MAX_SLOW_MB = 0.06, 2.2
 # Hundreds of clients can be ready at the same moment. The loop serves all of them in one pass.
-MAX_BLOCK = 0.5
+MAX_BLOCK = 1.0
 SCRIPT = {
     "rules": [
         {"user": "idle", "answers": [[{"text": "a"}, {"delay": 3600}]]},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.loop_blocks import MAX_BLOCK
 from support.raw_server import Peer, serve_raw
 from support.upstream_server import Reply
 from support.upstream_thread import ThreadedServer
@@ -170,7 +171,7 @@ def test_answer_without_end_fails_at_a_limit(
     expected = {model: ("failed", "answer_too_large", limit) for model, (limit, _) in ANSWERS.items()}
     assert ended == expected
     assert server.peak_mb() < before + 120
-    assert server.longest_block() < 0.5
+    assert server.longest_block() < MAX_BLOCK
 
 
 def test_text_before_the_limit_is_stored(

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.engine.background.event_reader import EventPage
 from antiphon.engine.items import ItemPage
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
@@ -101,13 +102,18 @@ class IncludeFilter:
 
     def filter_events(self, batch: Sequence[Event | Unknown]) -> Sequence[Event | Unknown]:
         """Return the events without hidden fields: the same object if there are none."""
-        if not any(self._may_hide(event) for event in batch):
+        if isinstance(batch, EventPage):
+            # One search in a page that many followers share is faster by far than one in each of its events.
+            may_hide = _has_tag(batch.encode())
+        else:
+            may_hide = any(self._may_hide(event) for event in batch)
+        if not may_hide:
             return batch
         return [self._filter_event(event) for event in batch]
 
     def _may_hide(self, event: Event | Unknown) -> bool:
         if isinstance(event, Unknown):  # an event of the event log
-            return any(tag in event.raw for tag in _TAGS)
+            return _has_tag(event.raw)
         return isinstance(event, _EVENT_TYPES)
 
     def _filter_event(self, event: Event | Unknown) -> Event | Unknown:
@@ -121,3 +127,7 @@ class IncludeFilter:
             response = self.filter_response(decoded.response)
             return event if response is decoded.response else msgspec.structs.replace(decoded, response=response)
         return event
+
+
+def _has_tag(data: bytes | msgspec.Raw) -> bool:
+    return any(tag in data for tag in _TAGS)

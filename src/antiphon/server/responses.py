@@ -1,5 +1,6 @@
 """The handlers of /v1/responses."""
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -316,6 +317,8 @@ class ResponseHandlers:
                         part = chunk[start : start + PART_BYTES]
                         if not http_request.write_now(part):
                             await http_request.write(part)
+                        elif len(part) == PART_BYTES:
+                            await asyncio.sleep(0)  # other followers may have large pages to send, too
                     del page, adapted, chunk  # not held while the next page is awaited
 
 
