@@ -3,7 +3,7 @@
 import re
 
 _BLOCK = re.compile(r"the event loop (?:was|has been) blocked for \d+ ms, with (\d+) ms of CPU time[^\n]*")
-# The CPU seconds of a block that no server may reach. The work of a block takes less than 0.1 seconds on an idle machine.
+# The CPU seconds of a block that no server may reach. The work takes less than 0.1 seconds on an idle machine.
 # The same work takes up to twice the CPU time while other processes share the caches and cores. Defects take seconds.
 MAX_BLOCK = 0.3
 

@@ -62,3 +62,17 @@ def test_sources_are_shown_if_they_are_included(server: LiveServer) -> None:
     assert [source.url for source in shown.output[0].action.sources] == [URL]
     assert (bare.output[0].action.sources, "results" in bare.output[0].to_dict()) == (None, False)
     assert again.output[0].to_dict() == shown.output[0].to_dict()
+
+
+def test_sources_are_shown_to_followers_if_they_are_included(server: LiveServer) -> None:
+    client = server.client()
+    included: Any = ["web_search_call.action.sources"]
+    response = client.responses.create(
+        model="scripted", input="x", tools=[{"type": "web_search"}], background=True, include=included
+    )
+    shown = client.responses.retrieve(response.id, stream=True, include=included)
+    bare = client.responses.retrieve(response.id, stream=True)
+    (shown_end,) = (event for event in shown if event.type == "response.completed")
+    (bare_end,) = (event for event in bare if event.type == "response.completed")
+    assert [source.url for source in shown_end.response.output[0].action.sources] == [URL]
+    assert bare_end.response.output[0].action.sources is None
