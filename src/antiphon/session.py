@@ -4,12 +4,12 @@ The agent uses this protocol and the stores implement it. Neither imports the ot
 It reads the items of the earlier runs when it starts, and stores its own items when it ends.
 """
 
-import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, InvalidRequest, ServerError
 from antiphon.ledger import Lease, Leases
 from antiphon.protocol.json_text import JsonObject
@@ -115,8 +115,7 @@ async def apply_trim(trim: Trim | None, items: list[JsonObject]) -> list[JsonObj
     """Return the items that a trim function selects. Raises InvalidRequest if it returns something else than items."""
     if trim is None:
         return items
-    result = trim(items)
-    selected: Any = await result if inspect.isawaitable(result) else result
+    selected: Any = await call_callback(trim, items)
     if not isinstance(selected, Sequence) or not all(isinstance(item, dict) for item in selected):
         raise InvalidRequest("The trim function of the session must return a list of items.", param="session")
     return list(selected)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Limits, tool
+from antiphon import Limits, ParallelGuardrail, tool
 from antiphon.agent.outcome import (
     RunEnded,
     TextDelta,
@@ -219,6 +219,34 @@ async def test_pain_agents_23_tool_that_cancels_itself_returns_an_error(scripted
     scripted.set_answers([call("give_up")], "I see.")
     outcome = await scripted.agent(tools=[give_up]).run("Go.")
     assert (outcome.kind, outcome.text) == ("final", "I see.")
+
+
+async def await_cancelled_task(*_: Any) -> None:
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    waiting.cancel()
+    await waiting
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"instructions": await_cancelled_task}, "instructions_failed"),
+        ({"tools": await_cancelled_task}, "tools_failed"),
+        ({"history_filter": await_cancelled_task}, "history_filter_failed"),
+        ({"input_guardrails": [await_cancelled_task]}, "guardrail_failed"),
+        ({"input_guardrails": [ParallelGuardrail(await_cancelled_task)]}, "guardrail_failed"),
+        ({"output_guardrails": [await_cancelled_task]}, "guardrail_failed"),
+        ({"hooks": [await_cancelled_task]}, None),
+    ],
+)
+async def test_pain_agents_23_function_that_cancels_itself_does_not_cancel_the_run(
+    scripted: ScriptedModel, options: dict[str, Any], code: str | None
+) -> None:
+    """langchain-ai/langgraph#6726: in a task group, a run that raises CancelledError would be lost silently."""
+    scripted.set_answers("I see.")
+    outcome = await scripted.agent(**options).run("Go.")
+    assert outcome.kind == ("final" if code is None else "failed")
+    assert code == (outcome.error.code if outcome.error is not None else None)
 
 
 # 3 Lost runs, 4 repeated effects (crashes are in tests/agent/test_resume.py)

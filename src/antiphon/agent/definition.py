@@ -1,7 +1,6 @@
 """The definition of an agent, and its setup for one run: the model, tools and goal."""
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from antiphon.agent.model import ResponsesModel
 from antiphon.agent.participants import Participant
 from antiphon.agent.task import Task
 from antiphon.agent.transports.base import Transport
+from antiphon.callbacks import call_callback
 from antiphon.errors import ConfigError, ServerError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import RunContext, Tool
@@ -221,8 +221,7 @@ def _merge_settings(definition: Definition, overrides: Overrides) -> JsonObject:
 
 async def _call(function: Callable[[RunContext[Any]], Any], context: RunContext[Any], what: str, agent: str) -> Any:
     try:
-        result = function(context)
-        return await result if inspect.isawaitable(result) else result
+        return await call_callback(function, context)
     except ConfigError as error:
         raise _make_error(what, agent, error.message) from None
     except AssertionError:

@@ -6,10 +6,9 @@ run, so that nothing passes unchecked.
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +16,7 @@ from msgspec import Struct
 from antiphon.agent.approvals import read_arguments
 from antiphon.agent.history import join_text
 from antiphon.agent.task import Task
+from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import ModelRetry, ToolInvocation, ToolResult
@@ -25,7 +25,6 @@ from antiphon.tools.function import make_result
 logger = logging.getLogger(__name__)
 
 Stage = Literal["input", "output", "call", "result"]
-T = TypeVar("T")
 
 
 class Block(Struct, frozen=True):
@@ -241,9 +240,7 @@ async def _run_on_input(guardrail: Callable[[Any], Any], check: InputCheck) -> R
 
 async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> Replace | None:
     try:
-        verdict = guardrail(check)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
+        verdict = await call_callback(guardrail, check)
     except ModelRetry:
         raise
     except Exception as error:

@@ -4,13 +4,13 @@ The run goes on as that agent: with its instructions, tools, model, guardrails a
 the first agent. The journal records the handoff, so that a resumed run goes on in the right agent.
 """
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from antiphon.callbacks import call_callback
 from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
@@ -80,8 +80,7 @@ class Handoff:
         """Return the history for the agent; None if it does not change. Raises the exceptions of the filter."""
         if self._input_filter is None:
             return None
-        filtered = self._input_filter(history)
-        items = require_items(await filtered if inspect.isawaitable(filtered) else filtered, "input_filter")
+        items = require_items(await call_callback(self._input_filter, history), "input_filter")
         # The history must be equal to that of a resumed run.
         decoded: list[JsonObject] = msgspec.json.decode(msgspec.json.encode(items))
         return decoded
@@ -95,9 +94,7 @@ class Handoff:
     async def _call_on_handoff(self, *arguments: Any) -> None:
         assert self._on_handoff is not None
         try:
-            result = self._on_handoff(*arguments)
-            if inspect.isawaitable(result):
-                await result
+            await call_callback(self._on_handoff, *arguments)
         except msgspec.MsgspecError as error:
             # Raised by the function itself. The executor would report it as an error in the arguments.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -1,6 +1,5 @@
 """One turn of the model: from the state of a run to a request, and from the response to an answer."""
 
-import inspect
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
@@ -34,6 +33,7 @@ from antiphon.agent.provider import is_continuation_error
 from antiphon.agent.run_state import RunState
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.agent.typed_output import TypedOutput
+from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import (
     CustomToolCallInputDelta,
@@ -255,8 +255,7 @@ class ResponsesModel:
     async def _filter(self, attempt: "_Attempt", history_filter: HistoryFilter) -> "_Attempt":
         """Return the attempt with the items that the filter selects. Raises HistoryFilterFailed."""
         try:
-            filtered = history_filter(list(attempt.request["input"]))
-            items = await filtered if inspect.isawaitable(filtered) else filtered
+            items = await call_callback(history_filter, list(attempt.request["input"]))
             completed = complete_history(require_items(items, "history_filter"))
         except AssertionError:
             # An assertion of a test must fail the test, not only the run.

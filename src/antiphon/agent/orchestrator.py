@@ -1,6 +1,5 @@
 """A review: a model calls tools until it submits its decision."""
 
-import inspect
 import json
 import secrets
 import sys
@@ -24,6 +23,7 @@ from antiphon.agent.run_state import RunState
 from antiphon.agent.run_stream import read_outcome
 from antiphon.agent.task import Task
 from antiphon.agent.tracing import start_trace
+from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
@@ -188,9 +188,7 @@ def _make_tool(tool: OrchestratorTool | Tool) -> Tool:
             return make_error_result(f"failed to parse arguments: {error}")
         if not isinstance(arguments, dict):
             return make_error_result("failed to parse arguments: they are not an object")
-        result = tool.run(**arguments)
-        if inspect.isawaitable(result):
-            result = await result
+        result = await call_callback(partial(tool.run, **arguments))
         return ToolResult(result if isinstance(result, str) else json.dumps(result))
 
     return Tool(

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import inspect
 import logging
 import sys
 import time
@@ -31,6 +30,7 @@ from antiphon.agent.session_runs import SessionRun
 from antiphon.agent.task import Task
 from antiphon.agent.tracing import find_tracing
 from antiphon.agent.typed_output import TypedOutput
+from antiphon.callbacks import call_callback
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
@@ -263,9 +263,7 @@ class Runner:
     async def _call_hooks(self, hooks: Hooks, event: RunEvent, contexts: Contexts) -> None:
         for hook, takes_two in hooks:
             try:
-                result = hook(event, contexts.for_run()) if takes_two else hook(event)
-                if inspect.isawaitable(result):
-                    await result
+                await call_callback(hook, event, *([contexts.for_run()] if takes_two else []))
             except Exception:
                 logger.exception("hook of the agent %s failed", self._definition.name)
 

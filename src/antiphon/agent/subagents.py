@@ -1,6 +1,5 @@
 """Agents as tools of other agents. Each call of such a tool is a run of the subagent."""
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from antiphon.agent.limits import Limits
 from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted
 from antiphon.agent.run_stream import read_outcome
 from antiphon.agent.unresolved_calls import find_inherited
+from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
@@ -107,8 +107,7 @@ class SubagentTool:
         if self._read_output is None:
             return ToolResult(outcome.text)
         try:
-            value = self._read_output(outcome)
-            return make_result(await value if inspect.isawaitable(value) else value)
+            return make_result(await call_callback(self._read_output, outcome))
         except Exception as error:
             logger.warning("the output of a subagent cannot be read", exc_info=error)
             return make_error_result(f"The answer of the agent cannot be read: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from antiphon.callbacks import is_cancelling
 from antiphon.errors import ConfigError
 from antiphon.ledger import LedgerFailed, RunTaken, defer_cancellation, repeat_cancellation
 from antiphon.tools.base import ApprovalRequired, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult
@@ -189,8 +190,7 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
     except msgspec.DecodeError as error:
         return make_error_result(f"The arguments are not valid JSON: {error}")
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if is_cancelling():
             raise
         # This task was not cancelled: the tool cancelled a task of its own.
         raise _RetryableError("The tool cancelled itself.") from None

@@ -7,12 +7,12 @@ Tools that a server runs (`ServerTool`) can be in a set. They have no name and n
 `filter` with a function applies to them.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from antiphon.callbacks import call_callback
 from antiphon.errors import ConfigError
 from antiphon.tools.base import RunContext, Tool
 from antiphon.tools.native import NativeTool
@@ -97,8 +97,7 @@ class Toolset:
         """Return the tools for the next turn. Raises ConfigError for a member that is no tool."""
         members = self._members
         if self._make is not None:
-            made = self._make(context)
-            members = check_members(await made if inspect.isawaitable(made) else made)
+            members = check_members(await call_callback(self._make, context))
         return self._apply(await load_all(members, context))
 
     def _check_names(self, names: Iterable[str]) -> None:
