@@ -169,6 +169,19 @@ async def test_pain_agents_15_run_that_ends_with_an_unsupported_call_continues(
     assert (await scripted.agent().run("And?", history=first.history)).text == "I see."
 
 
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": {"city": "Bern"}}])
+async def test_pain_agents_18_call_without_valid_arguments_is_repaired(
+    scripted: ScriptedModel, given: dict[str, Any]
+) -> None:
+    """openclaw/openclaw#19048: one malformed call in a history makes every later request fail."""
+    scripted.set_answers("I see.")
+    made = {"type": "function_call", "call_id": "c", "name": "look_up", **given}
+    outcome = await scripted.agent().run("And?", history=[made, RESULTS["function"]])
+    # The Antiphon server rejects a call whose arguments are no text.
+    assert (outcome.kind, outcome.text) == ("final", "I see.")
+    assert scripted.sent[0]["input"][0]["arguments"] == ('{"city":"Bern"}' if given.get("arguments") else "{}")
+
+
 async def test_pain_agents_16_broken_turn_leaves_no_items(scripted: ScriptedModel) -> None:
     """agentscope-ai/agentscope#1905: a failure in mid-stream leaves a call without a result, and every retry fails."""
     scripted.set_answers([{"text": "Let me"}, LOOK, DROP], [LOOK], "Mild.")

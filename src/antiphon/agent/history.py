@@ -147,12 +147,18 @@ def drop_compacted(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
 def to_input_item(item: JsonObject) -> JsonObject:
     """Return an output item as an input item: without its id and without nulls, where servers need neither.
 
-    Encrypted reasoning keeps its id, because some servers can decrypt it only together with the id.
+    Encrypted reasoning keeps its id, because some servers can decrypt it only together with the id. A call has its
+    arguments as text, also if a server has sent an object or nothing: servers reject other calls.
     """
     if item.get("type") not in _REMOVABLE_IDS and "role" not in item:
         return item
     omitted = ("status",) if is_encrypted(item) else ("id", "status")
-    return {name: value for name, value in item.items() if name not in omitted and value is not None}
+    converted = {name: value for name, value in item.items() if name not in omitted and value is not None}
+    if item.get("type") == "function_call":
+        converted["arguments"] = _to_text(item.get("arguments") or {})
+    elif item.get("type") == "custom_tool_call":
+        converted.setdefault("input", "")
+    return converted
 
 
 def is_empty_reasoning(item: JsonObject) -> bool:
