@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import decimal
 from typing import Annotated, Any, Literal, Optional
 
 import msgspec
@@ -189,6 +190,28 @@ def test_dates_and_times_have_a_format() -> None:
         "ends": {"anyOf": [{"type": "string", "format": "time"}, {"type": "null"}]},
         "others": {"type": "array", "items": {"type": "string", "format": "date-time"}},
     }
+
+
+class Download(pydantic.BaseModel):
+    url: pydantic.HttpUrl
+    hash: bytes
+
+
+def test_formats_that_strict_mode_rejects_are_in_the_description() -> None:
+    """can1357/oh-my-pi#206: 'uri' is not a valid format."""
+    json_type = JsonType(Download, where="d")
+    url = json_type.schema["properties"]["url"]
+    assert url == {"type": "string", "minLength": 1, "maxLength": 2083, "description": "format: uri"}
+    assert JsonType(bytes, where="b").schema == {"type": "string", "description": "contentEncoding: base64"}
+    described = Annotated[decimal.Decimal, Meta(description="In francs.")]
+    assert JsonType(described, where="p").schema == {"type": "string", "description": "In francs. (format: decimal)"}
+    assert is_strict(json_type.schema)
+    value = json_type.convert({"url": "https://example.com", "hash": "a"})
+    assert value == Download(url=pydantic.HttpUrl("https://example.com"), hash=b"a")
+
+
+def test_schema_with_an_unsupported_format_is_not_strict() -> None:
+    assert [is_strict({"type": "string", "format": each}) for each in ("uuid", "uri")] == [True, False]
 
 
 @dataclasses.dataclass(frozen=True)

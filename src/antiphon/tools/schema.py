@@ -21,6 +21,9 @@ JsonSchema = dict[str, Any]
 
 # Keywords that Python types can produce and strict mode does not support.
 _UNSUPPORTED_KEYWORDS = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "uniqueItems")
+# The formats of strings that strict mode supports. It rejects others.
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
+_FORMAT_KEYWORDS = ("format", "contentEncoding", "contentMediaType")
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf", "enum", "const", "$ref")
 _TYPE_NAMES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _REFERENCE = "#/$defs/{name}"
@@ -89,6 +92,8 @@ def is_strict(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return True
     if not schema or any(keyword in schema for keyword in (*_UNSUPPORTED_KEYWORDS, "default")):
+        return False
+    if _find_unsupported_formats(schema):
         return False
     properties = schema.get("properties", {})
     if schema.get("type") == "object":
@@ -277,6 +282,7 @@ def _tighten(schema: Any, path: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     _check_support(schema, path)
+    schema = _describe_formats(schema)
     tight = {
         # Strict mode supports no `oneOf`. The options of a discriminated union exclude each other in any case.
         "anyOf" if key == "oneOf" else key: _tighten(value, path) if key in ("items", "anyOf", "oneOf") else value
@@ -300,6 +306,20 @@ def _check_support(schema: JsonSchema, path: str) -> None:
         raise _UnsupportedType(path, "needs a type", "add one")
     if schema.get("type") == "array" and "items" not in schema:
         raise _UnsupportedType(path, "needs the type of the list's items", "add it")
+
+
+def _find_unsupported_formats(schema: JsonSchema) -> list[str]:
+    return [keyword for keyword in _FORMAT_KEYWORDS if keyword in schema and schema[keyword] not in _FORMATS]
+
+
+def _describe_formats(schema: JsonSchema) -> JsonSchema:
+    """Return the schema with the formats that strict mode rejects in the description, where the model reads them."""
+    unsupported = _find_unsupported_formats(schema)
+    if not unsupported:
+        return schema
+    notes = ", ".join(f"{keyword}: {schema[keyword]}" for keyword in unsupported)
+    description = f"{schema['description']} ({notes})" if "description" in schema else notes
+    return {name: value for name, value in schema.items() if name not in unsupported} | {"description": description}
 
 
 def _find_type_name(values: Any) -> str | None:
