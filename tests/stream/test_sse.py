@@ -188,6 +188,7 @@ RECORDS = st.sampled_from(
         b"event: e\n\n",
         b"event: e\n",
         b": data: x\n\n",
+        b"error: x\n\n",
         b"data: x\r\n\r\n",
         b"data: x\r\r",
         b"data: x\ry\n\n",

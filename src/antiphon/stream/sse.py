@@ -215,6 +215,10 @@ class SseDecoder:
             self._size = size
         elif field == b"event":
             self._event = value.removeprefix(b" ").decode(errors="replace") or None
+        elif field == b"error":  # llama.cpp's form of an error event
+            self._event = "error"
+            self._data.append(value.removeprefix(b" "))
+            self._size = size
 
     def _make_size_error(self) -> ModelError:
         return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")

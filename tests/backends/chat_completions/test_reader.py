@@ -14,6 +14,7 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.response import Usage
+from antiphon.protocol.tools import FunctionTool
 from antiphon.stream.deltas import Delta, Finish, Reasoning, Served, Text, TokenUsage, ToolCall
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.fields import ServedModel
@@ -287,6 +288,45 @@ def test_parts_without_index_and_id_belong_to_calls_by_position() -> None:
         ToolCall(0, "0}"),
         ToolCall(1, "1}"),
     ]
+
+
+def part(name: str = "", arguments: str = "", **fields: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}} | fields
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (
+            [part("get_", id="a", index=0), part("wea", index=0), part("ther", index=0), part("", "{}", index=0)],
+            [ToolCall(0, "", "get_weather", "a"), ToolCall(0, "{}", "", "a")],
+        ),
+        (
+            [part("get_", id="a", index=0), part("weather", '{"n":', id="a", index=0), part("", "1}", index=0)],
+            [ToolCall(0, '{"n":', "get_weather", "a"), ToolCall(0, "1}", "", "a")],
+        ),
+        ([part("get_"), part("weather"), part("", "{}")], [ToolCall(0, "", "get_weather"), ToolCall(0, "{}")]),
+        # The name of one tool begins with another's.
+        ([part("get", id="a"), part("get", "{}", id="a")], [ToolCall(0, "{}", "get", "a")]),
+        ([part("get", id="a"), part("_weather", "{}")], [ToolCall(0, "{}", "get_weather", "a")]),
+        # The answer, or another call, ends the name.
+        ([part("get", id="a")], [ToolCall(0, "", "get", "a"), ToolCall(0, "{}")]),
+        (
+            [part("get", id="a", index=0), part("pay", "{}", id="b", index=1)],
+            [ToolCall(0, "", "get", "a"), ToolCall(1, "{}", "pay", "b"), ToolCall(0, "{}")],
+        ),
+        # An unknown name does not wait.
+        ([part("other", id="a")], [ToolCall(0, "", "other", "a"), ToolCall(0, "{}")]),
+    ],
+)
+def test_name_of_a_call_may_come_in_parts(parts: list[dict[str, Any]], expected: list[Any]) -> None:
+    tools = [FunctionTool(name) for name in ("pay", "get_weather", "get")]
+    reader, deltas = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), tools=tools), list[Delta]()
+    for each in parts:
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [each]}}]}).encode()))
+    deltas += reader.read(SseMessage(None, b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
+    assert deltas == [*expected, TokenUsage(Usage(0, 0, 0)), Finish()]
 
 
 def test_plain_text_error_event_is_raised() -> None:

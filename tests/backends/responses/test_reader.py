@@ -315,6 +315,21 @@ def test_incomplete_call_without_arguments_stays_empty() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "arguments", "ending"),
+    [
+        ({"arguments": "", "status": "completed"}, [], "incomplete"),
+        ({"arguments": None}, [], "incomplete"),
+        ({"arguments": '{"a":', "status": "in_progress"}, [ToolCall(0, '{"a":')], "incomplete"),
+        ({"arguments": "{}", "status": "completed"}, [ToolCall(0, "{}")], "completed"),
+    ],
+)
+def test_last_call_of_an_incomplete_response_is_not_filled(fields: Any, arguments: list[Any], ending: Any) -> None:
+    response = {"id": "resp_up", "status": "incomplete", "output": [CALL | fields]}
+    emitted = read_events({"type": "response.incomplete", "response": response})
+    assert emitted == [ToolCall(0, "", "f", "c"), *arguments, d.CloseItem(0, ending=ending), Finish("length")]
+
+
+@pytest.mark.parametrize(
     ("status", "finish"), [("completed", Finish()), (None, Finish()), ("incomplete", Finish("length"))]
 )
 def test_response_may_end_with_done(status: str | None, finish: Finish) -> None:

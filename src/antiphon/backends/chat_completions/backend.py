@@ -104,6 +104,7 @@ class ChatCompletionsBackend(UpstreamBackend):
                 served_model=served_model,
                 limits=turn.limits,
                 is_whole=not turn.streamed,
+                tools=turn.request.tools,
             )
 
         def write(*, stream: bool) -> tuple[bytes, None]:

@@ -36,6 +36,7 @@ from antiphon.backends.chat_completions.wire import (
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
 from antiphon.protocol.response import Usage
+from antiphon.protocol.tools import Tools
 from antiphon.stream.deltas import (
     Annotate,
     Delta,
@@ -71,7 +72,7 @@ class ChatReader(PlainAnswerReader):
 
     `estimate` returns the usage for the answer's text if the server sends none. `secrets` must not appear in errors.
     `served_model` observes the model's name. An answer has at most as many calls as `limits` permit output items.
-    `is_whole` is True if the answer probably comes in one piece.
+    `is_whole` is True if the answer probably comes in one piece. `tools` are those of the request.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ChatReader(PlainAnswerReader):
         served_model: ServedModel | None = None,
         limits: AnswerLimits = _DEFAULT_LIMITS,
         is_whole: bool = False,
+        tools: Tools | None = None,
     ) -> None:
         self.finished = False
         self._served_model = served_model
@@ -90,6 +92,7 @@ class ChatReader(PlainAnswerReader):
         self._estimate = estimate
         self._secrets = secrets
         self._limits = limits
+        self._tools = tools
         self._usage: Usage | None = None
         self._reason: FinishReason | None = None
         self._expects_calls = False
@@ -103,7 +106,7 @@ class ChatReader(PlainAnswerReader):
     def _prepare(self) -> None:
         """Create the parts that read an answer piece by piece."""
         self._text = TextStream(tags=self._quirks.thinking_tags, thinking=self._quirks.thinking_open)
-        self._calls = ToolCallAssembler(self._limits)
+        self._calls = ToolCallAssembler(self._limits, self._tools)
         self._state = OpaqueState()
         self._written: list[str] = []
 
@@ -358,13 +361,13 @@ class ChatReader(PlainAnswerReader):
                 yield from self._text.write(text, ())
 
     def _read_call(self, part: ToolCallDelta) -> Iterator[Delta]:
-        call = self._calls.read(part)
+        deltas = self._calls.read(part)
         if self._quirks.keep_call_extras and part.extra_content is not None:
             call_id = self._calls.find_id(part)
             if call_id is not None:
                 self._state.calls[call_id] = part.extra_content
-        if call is not None:
-            yield from self._emit_item(call)
+        for delta in deltas:
+            yield from self._emit_item(delta)
 
     def _emit_item(self, delta: ToolCall | WholeItem) -> Iterator[Delta]:
         """Emit a delta that ends the open text."""
@@ -387,11 +390,14 @@ class ChatReader(PlainAnswerReader):
     # End
 
     def _finish(self) -> Sequence[Delta]:
+        released: list[Delta] = []
+        for call in self._calls.release_name():
+            released += self._record(self._emit_item(call))
         if self._reason is None and not self._written:
             raise UpstreamError("The upstream ended the answer without any content.")
         if self._expects_calls and not self._written:
             raise UpstreamError("The upstream announced tool calls but sent none.")
-        deltas: list[Delta] = [*self._text.close(alone=not self._written)]
+        deltas = [*released, *self._text.close(alone=not self._written)]
         if self._reason in (None, "stop"):
             deltas += self._calls.fill_empty()
         if self._state.details or self._state.calls:

@@ -4,8 +4,12 @@ By the specification, each part has the index of its call, and the first one the
 index or repeat it for every call, omit ids, send a new id with every part, use one id for two calls, repeat the name,
 and send all calls again at the end. A repeated call has the same name and arguments. Everything else is another call,
 whatever its id.
+
+A name may come in parts, too. One that can be the start of another tool's name is held until arguments or another call
+follow.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,18 +17,45 @@ import msgspec
 
 from antiphon.backends.chat_completions.wire import Function, ToolCallDelta
 from antiphon.protocol.json_text import read_json
+from antiphon.protocol.tools import FunctionTool, Tools
 from antiphon.stream.deltas import ToolCall
 from antiphon.stream.limits import AnswerLimits
+
+
+class _ToolNames:
+    """The names of a request's tools. They are sorted at the first look-up, which most answers do not need."""
+
+    def __init__(self, tools: Tools | None) -> None:
+        self._tools = tools
+        self._sorted: list[str] | None = None
+
+    def has(self, name: str) -> bool:
+        names = self._sort()
+        index = bisect_left(names, name)
+        return index < len(names) and names[index] == name
+
+    def has_longer(self, name: str) -> bool:
+        """Return True if another name begins with this one."""
+        names = self._sort()
+        index = bisect_right(names, name)
+        return index < len(names) and names[index].startswith(name)
+
+    def _sort(self) -> list[str]:
+        if self._sorted is None:
+            self._sorted = sorted(tool.name for tool in self._tools or () if isinstance(tool, FunctionTool))
+        return self._sorted
 
 
 class _Call:
     """A call in progress."""
 
-    def __init__(self, key: int, given: str | None) -> None:
+    def __init__(self, key: int, given: str | None, names: _ToolNames) -> None:
         self.key = key
         self.id = given
         self.call_id: str | None = None
         self.name = ""
+        self.is_named = False  # a delta has the name
+        self._names = names
         self.arguments: list[str] = []
         self.is_settled = False
 
@@ -46,38 +77,68 @@ class _Call:
         parsed = _parse(received)
         return "" if parsed is not None and parsed == _parse(arguments) else None
 
+    def continues_with(self, name: str) -> bool:
+        """Return True if this is the next part of a held name."""
+        if not self.name or not name:
+            return False
+        joined = self.name + name
+        return self._names.has(joined) or self._names.has_longer(joined)
+
     def add(self, name: str, arguments: str) -> ToolCall | None:
-        new_name = name if not self.name else ""
-        self.name = self.name or name
+        new_name = "" if self.is_named else self._add_name(name, has_arguments=bool(arguments))
         self.arguments.append(arguments)
         if not new_name and not arguments:
             return None
         self.is_settled = False
         return ToolCall(self.key, arguments, new_name, self.call_id)
 
+    def _add_name(self, name: str, *, has_arguments: bool) -> str:
+        """Return the whole name, or nothing if it is still held."""
+        self.name = self.name + name if self.continues_with(name) else self.name or name
+        self.is_named = bool(self.name) and (has_arguments or not self._names.has_longer(self.name))
+        return self.name if self.is_named else ""
+
 
 class ToolCallAssembler:
-    """Assembles the tool calls of one answer. Raises an error if it has more calls than `limits` permit items."""
+    """Assembles the tool calls of one answer. Raises an error if it has more calls than `limits` permit items.
 
-    def __init__(self, limits: AnswerLimits) -> None:
+    `tools` are those of the request.
+    """
+
+    def __init__(self, limits: AnswerLimits, tools: Tools | None = None) -> None:
         self._limits = limits
+        self._names = _ToolNames(tools)
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
+        self._unnamed: _Call | None = None  # the call whose name is held
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def read(self, part: ToolCallDelta) -> ToolCall | None:
-        """Return the delta for a part, or None if it adds nothing."""
+    def read(self, part: ToolCallDelta) -> Sequence[ToolCall]:
+        """Return the deltas for a part: its own, unless it adds nothing, after the held name of another call."""
         given, name, arguments = _unpack(part)
         call = self._find(part.index, given, name, arguments)
         if call is None:
             has_new_index = part.index is not None and part.index not in self._by_index
             if not has_new_index and given in self._by_id and self._has_received(given, name, arguments):
-                return None
+                return ()
             call = self._begin(part.index, given)
-        return call.add(name, arguments)
+        released = self.release_name() if self._unnamed is not call else ()
+        delta = call.add(name, arguments)
+        if delta is None:
+            self._unnamed = None if call.is_named else call
+            return released
+        return (*released, delta)
+
+    def release_name(self) -> Sequence[ToolCall]:
+        """Return the delta with the held name, if there is one."""
+        call, self._unnamed = self._unnamed, None
+        if call is None or call.is_named or not call.name:
+            return ()
+        call.is_named = True
+        return (ToolCall(call.key, "", call.name, call.call_id),)
 
     def add_missing(self, parts: Sequence[ToolCallDelta]) -> list[ToolCall]:
         """Return the deltas that a list of all calls adds to the parts received before."""
@@ -125,9 +186,13 @@ class ToolCallAssembler:
             call = self._by_id.get(given)
         else:
             call = self._calls[-1] if self._calls else None
-            if call is not None and _is_renamed(call, name):
-                return None
-        return None if call is None or _is_other(call, given, name, arguments) else call
+        if call is None:
+            return None
+        if not call.is_named and given in (None, call.id) and call.continues_with(name):
+            return call
+        if index is None and given is None and _is_renamed(call, name):
+            return None
+        return None if _is_other(call, given, name, arguments) else call
 
     def _has_received(self, given: str | None, name: str, arguments: str) -> bool:
         return any(call.id == given and call.find_rest(name, arguments) == "" for call in self._calls)
@@ -135,7 +200,7 @@ class ToolCallAssembler:
     def _begin(self, index: int | None, given: str | None) -> _Call:
         if len(self._calls) >= self._limits.max_answer_items:
             raise self._limits.make_error("max_answer_items")
-        call = _Call(len(self._calls), given)
+        call = _Call(len(self._calls), given, self._names)
         self._calls.append(call)
         if given is not None:
             if given not in self._by_id:  # a repeated id is replaced by a new one

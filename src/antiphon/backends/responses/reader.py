@@ -44,6 +44,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MAX_HELD = 1000
 _MAX_HELD_SIZE = 16 * 1024 * 1024
 _KEEPALIVES = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})
+_STREAMED_KINDS = ("message", "function_call", "custom_tool_call")
 _LENGTH_REASONS = (None, "max_output_tokens", "max_tokens", "length")
 
 OnCompleted = Callable[[str, Sequence[Raw]], None]
@@ -345,7 +346,7 @@ class ResponsesReader(PlainAnswerReader):
             raise self._limits.make_error("max_answer_items")
         if response.id is None and not output and not any(self._items):
             raise UpstreamError("The upstream ended its response without any output.")
-        emitted = self._emit_rest(output)
+        emitted = self._emit_rest(output, is_cut_off=response.status == "incomplete")
         usage = parse_usage(response.usage)
         if usage is None and self._estimate is not None:
             usage = self._estimate(output or self._done_items or [_encode_texts(self._items)])
@@ -358,10 +359,12 @@ class ResponsesReader(PlainAnswerReader):
             self._on_completed(response_id, output or self._done_items)
         return emitted
 
-    def _emit_rest(self, output: list[Raw]) -> list[Delta]:
+    def _emit_rest(self, output: list[Raw], *, is_cut_off: bool) -> list[Delta]:
         """Emit the items of the final list that the stream did not announce or did not finish."""
         emitted: list[Delta] = []
         all_fields = [wire.read_item(raw) for raw in output]
+        if is_cut_off and all_fields:
+            _mark_unfinished(all_fields[-1])
         known_items = self._items.match(all_fields)
         for position, (raw, fields, item) in enumerate(zip(output, all_fields, known_items, strict=True)):
             if (item is None or not item.is_closed) and not _is_late_seal(fields, known_items[position + 1 :]):
@@ -426,6 +429,14 @@ class ResponsesReader(PlainAnswerReader):
 def _encode_texts(items: UpstreamItems) -> Raw:
     """Return the texts of items that were never sent whole."""
     return Raw(msgspec.json.encode({"content": [item.join_texts() for item in items]}))
+
+
+def _mark_unfinished(fields: dict[str, Any]) -> None:
+    """Mark the last item of an incomplete response as incomplete, unless the server has completed it."""
+    kind = find_kind(fields.get("type"))
+    has_no_arguments = kind == "function_call" and not fields.get("arguments")
+    if kind in _STREAMED_KINDS and (fields.get("status") != "completed" or has_no_arguments):
+        fields["status"] = "incomplete"
 
 
 def _is_late_seal(fields: dict[str, Any], later: Sequence[UpstreamItem | None]) -> bool:
