@@ -15,10 +15,11 @@ from antiphon.engine.containers.files import (
     ContainerFiles,
     LocalContainerFiles,
     SharedContainerFiles,
+    choose_path,
     make_file_id,
 )
 from antiphon.engine.containers.holder import ContainerHolder, container_not_found
-from antiphon.engine.respond.ids import new_token, random_hex
+from antiphon.engine.respond.ids import new_token
 from antiphon.errors import (
     InvalidRequest,
     NotFound,
@@ -56,7 +57,6 @@ _SWEEP_SECONDS = 30.0
 _SWEEP_BATCH = 100
 _DELETION_SECONDS = 3600.0
 _METADATA_SECONDS = 30 * 24 * 60 * 60
-_MAX_NAME_BYTES = 200
 _LIMIT_MESSAGES = {
     "containers": "This project has too many containers: at most {0} (setting code_interpreter.containers). "
     "Delete one, or wait until one expires.",
@@ -446,26 +446,6 @@ def make_container_id() -> str:
 def parse_memory(limit: str) -> int:
     """Return a memory limit such as `4g` in bytes."""
     return int(limit.removesuffix("g")) * _GIGABYTE
-
-
-def choose_path(filename: str, taken: set[str]) -> str:
-    """Return the name under which an uploaded file is saved: its own, with a random prefix if that is taken.
-
-    Raises InvalidRequest for a name that no file can have.
-    """
-    name = filename.replace("\\", "/").rpartition("/")[2]
-    if (
-        not name
-        or name in (".", "..")
-        or not name.isprintable()
-        or len(name.encode(errors="replace")) > _MAX_NAME_BYTES
-    ):
-        raise InvalidRequest(
-            f"'file': the file needs a name of printable characters, at most {_MAX_NAME_BYTES} bytes long.",
-            param="file",
-            code="invalid_value",
-        )
-    return f"{random_hex()[:8]}-{name}" if name in taken else name
 
 
 def _show(row: ContainerRow, now: float) -> Container:

@@ -13,10 +13,13 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from antiphon.engine.containers.folders import ContainerFolders, FoundFile
-from antiphon.engine.respond.ids import new_token
+from antiphon.engine.respond.ids import new_token, random_hex
+from antiphon.errors import InvalidRequest
 from antiphon.store.containers import ContainerFileRow, ContainerStore
 from antiphon.store.files.content import READ_BYTES, Contents, ContentWriter, FileWriter, describe_os_error
 from antiphon.tools.hosted.code_interpreter.sandbox import DATA_FOLDER
+
+_MAX_NAME_BYTES = 200
 
 SaveRow = Callable[[ContainerFileRow], Awaitable[None]]
 
@@ -234,6 +237,26 @@ async def read_parts(content: BinaryIO, size: int) -> AsyncIterator[bytes]:
             yield part
     finally:
         content.close()
+
+
+def choose_path(filename: str, taken: set[str]) -> str:
+    """Return the name under which an uploaded file is saved: its own, with a random prefix if that is taken.
+
+    Raises InvalidRequest for a name that no file can have.
+    """
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    if (
+        not name
+        or name in (".", "..")
+        or not name.isprintable()
+        or len(name.encode(errors="replace")) > _MAX_NAME_BYTES
+    ):
+        raise InvalidRequest(
+            f"'file': the file needs a name of printable characters, at most {_MAX_NAME_BYTES} bytes long.",
+            param="file",
+            code="invalid_value",
+        )
+    return f"{random_hex()[:8]}-{name}" if name in taken else name
 
 
 def make_file_id() -> str:
