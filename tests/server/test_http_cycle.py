@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.server.http import BEGIN_BODY, READ_BODY, WRITE_BODY, Receive, Scope, Send
+from antiphon.server.http import READ_BODY, WRITE_BODY, Receive, Scope, Send
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from support.http_connection import GET, LENGTH, answer, connect_app, make_body, make_start
 
@@ -179,48 +179,6 @@ async def test_pipelined_requests_are_answered_in_order_at_any_split() -> None:
 def _waits(connection: HttpProtocol) -> bool:
     """Return True if the request waits for the rest of its body."""
     return connection.cycle.more_body
-
-
-async def test_begin_extension_writes_head_and_first_part_at_once() -> None:
-    sent: list[bool] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        begin, write = scope["extensions"][BEGIN_BODY]["write"], scope["extensions"][WRITE_BODY]["write"]
-        sent.append(begin(200, [(b"a", b"b")], b"one"))
-        sent.append(begin(200, [], b"twice"))
-        sent.append(write(b"two"))
-        await send(make_body(b"."))
-
-    transport = await answer(app, GET)
-    assert sent == [True, False, True]
-    assert transport.written == [
-        b"HTTP/1.1 200 OK\r\na: b\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n",
-        b"3\r\ntwo\r\n",
-        b"1\r\n.\r\n0\r\n\r\n",
-    ]
-
-
-async def test_begin_extension_refuses_when_the_write_would_wait() -> None:
-    gate = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await gate.wait()
-        await send(make_start(LENGTH))
-        await send(make_body(b"one"))
-
-    connection, transport = connect_app(app)
-    connection.data_received(GET)
-    await asyncio.sleep(0)
-    connection.flow.pause_writing()
-    assert not connection.begin_body(200, [], b"paused")
-    connection.flow.resume_writing()
-    connection.data_received(GET)  # it waits for the response to the first request
-    assert not connection.begin_body(200, [], b"pipelined")
-    connection.connection_lost(None)
-    assert not connection.begin_body(200, [], b"lost")
-    gate.set()
-    await asyncio.gather(*connection.tasks)
-    assert transport.written == []
 
 
 async def test_each_request_line_is_read_at_any_split() -> None:

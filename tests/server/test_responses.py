@@ -2,16 +2,22 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
+from antiphon.backends.chat_completions.backend import create
 from antiphon.stream.sse import SseDecoder
 from support import openresponses
 from support.crashing_server import wait_until
+from support.live_server import LiveServer, make_settings
+from support.upstream_server import STALL, Reply, json_of, serve, stream_of
+from support.upstream_thread import ThreadedServer
 
 
 @pytest.fixture(scope="module")
@@ -379,3 +385,77 @@ def test_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
 async def reach_now(running: Any, gate: str) -> None:
     async with asyncio.timeout(0):
         await running.backend.reached(gate)
+
+
+# Streams over an upstream that has answered before: they begin when it accepts the request.
+
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"Hello."}}]}\n\n'
+END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+ANSWER = stream_of(CHUNK, END)
+BODY = {"model": "m", "input": "hi", "stream": True, "unheard_of": 1}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "description": "d", "strict": False}
+
+
+@contextmanager
+def bridge(*replies: Reply, **settings: Any) -> Iterator[LiveServer]:
+    """Start a server over an upstream with these replies."""
+    upstream = ThreadedServer(serve(replies))
+    options = {"base_url": upstream.url, "models": ["m"], "request_retries": 0, "stream_retries": 0}
+    running = LiveServer({}, make_settings(**settings), others={"up": create("up", options, Path())})
+    try:
+        yield running
+    finally:
+        running.stop()
+        upstream.close()
+
+
+@pytest.mark.parametrize("compat", ["openai", "open-responses"])
+def test_stream_of_known_upstream_equals_its_first_stream(compat: str) -> None:
+    with bridge(ANSWER, ANSWER, compat=compat) as running:
+        answers = [running.ask("POST", "/v1/responses", BODY | {"tools": [TOOL]}) for _ in range(2)]
+    first, second = [normalize(answer.body) for answer in answers]
+    assert first == second
+    assert [event["type"] for event in first][:2] == ["response.created", "response.in_progress"]
+    assert [event["sequence_number"] for event in first] == list(range(len(first)))
+    names = {"x-antiphon-served-by", "x-antiphon-warnings", "content-type", "transfer-encoding", "x-request-id"}
+    for answer in answers:
+        assert names <= answer.headers.keys()
+        assert answer.headers["x-antiphon-served-by"] == "up/m"
+        assert answer.headers["x-antiphon-warnings"] == "ignored: unheard_of"
+
+
+def normalize(body: bytes) -> list[dict[str, Any]]:
+    """Return the events without ids and times."""
+    removed = {"id", "item_id", "created_at", "completed_at"}
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: strip(each) for name, each in value.items() if name not in removed}
+        return [strip(each) for each in value] if isinstance(value, list) else value
+
+    return [strip(event) for event in read_events(body)]
+
+
+def test_sdk_gets_the_status_of_a_refusal_and_no_header_of_the_response() -> None:
+    refusal = json_of({"error": {"message": "Slow down.", "type": "rate_limit_error"}}, 429, Retry_After="70")
+    with bridge(ANSWER, refusal) as running:
+        assert running.ask("POST", "/v1/responses", BODY).status == 200
+        with pytest.raises(openai.RateLimitError) as caught:
+            running.client().responses.create(model="m", input="hi", stream=True)
+    headers = caught.value.response.headers
+    assert (headers["retry-after"], "x-antiphon-served-by" in headers) == ("70", False)
+
+
+def test_client_that_disconnects_after_the_first_events_leaves_a_cancelled_response() -> None:
+    with bridge(ANSWER, stream_of(b": accepted\n\n", STALL)) as running:
+        assert running.ask("POST", "/v1/responses", BODY).status == 200
+        received = b""
+        with running.connect() as client:
+            client.sendall(post(BODY))
+            while b'"type":"response.in_progress"' not in received:
+                received += (came := client.recv(65536))
+                assert came, received
+        response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+        wait_until(lambda: running.engine.foreground_count == 0)
+        stored = running.ask("GET", f"/v1/responses/{response_id}").json
+    assert (stored["status"], stored["output"]) == ("cancelled", [])

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.server.http import BEGIN_BODY, WRITE_BODY, Message, Receive, Scope, Send
+from antiphon.server.http import WRITE_BODY, Message, Receive, Scope, Send
 from antiphon.server.websocket.socket import WRITE_NOW
 from support.references import Violation, list_references
 
@@ -99,8 +99,7 @@ class RecordingApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             recorder = _HttpRecorder(scope, send)
-            scope = _wrap_extension(scope, WRITE_BODY, recorder.wrap_write)
-            await self._app(_wrap_extension(scope, BEGIN_BODY, recorder.wrap_begin), receive, recorder.send)
+            await self._app(_wrap_extension(scope, WRITE_BODY, recorder.wrap_write), receive, recorder.send)
         elif scope["type"] == "websocket":
             messages = _SocketRecorder(send)
             await self._app(_wrap_extension(scope, WRITE_NOW, messages.wrap_write), receive, messages.send)
@@ -144,16 +143,6 @@ class _HttpRecorder:
             return written
 
         return write_and_record
-
-    def wrap_begin(self, begin: Callable[..., bool]) -> Callable[..., bool]:
-        def begin_and_record(status: int, headers: list[tuple[bytes, bytes]], chunk: bytes) -> bool:
-            begun = begin(status, headers, chunk)
-            if begun:
-                self._status, self._is_stream = status, True
-                self._body += chunk
-            return begun
-
-        return begin_and_record
 
     def _record(self) -> None:
         if self._is_stream and self._path.startswith("/v1/responses"):

@@ -26,7 +26,6 @@ from antiphon.engine.prepare.history import may_load_items
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.connection_memory import ConnectionMemory
-from antiphon.engine.respond.pending_run import OnPending, PendingRun
 from antiphon.engine.respond.persistence import ConnectionSink, StoreSink
 from antiphon.engine.respond.response import begin_response, join_warnings
 from antiphon.engine.respond.run import ResponseSink, Run, empty_answer
@@ -265,19 +264,17 @@ class Engine:
         project: str,
         key_id: str = "",
         memory: ConnectionMemory | None = None,
-        on_pending: OnPending | None = None,
     ) -> Run | BackgroundRun:
         """Begin a response. Raises for every error that is known before the stream begins.
 
         Its usage is counted for the key `key_id`. A request on a WebSocket brings the `memory` of its connection. A
-        response that the request fails to continue is removed from it. `on_pending` may be called while the
-        upstream works on a streamed request.
+        response that the request fails to continue is removed from it.
         """
         pipeline = self._pipeline
         pipeline.acquire()
         share = self._histories.open(project) if may_load_items(request) else None
         try:
-            run = await self._create(pipeline, request, project, key_id, memory, share, on_pending)
+            run = await self._create(pipeline, request, project, key_id, memory, share)
         except BaseException as error:
             _release(pipeline, share)
             if memory is not None and isinstance(error, Exception):
@@ -297,7 +294,6 @@ class Engine:
         key_id: str,
         memory: ConnectionMemory | None,
         share: HistoryShare | None,
-        on_pending: OnPending | None,
     ) -> Run | BackgroundRun:
         # A reload may replace the pipeline at any await: only the one that was acquired stays open.
         self._foreground.check_accepting()
@@ -308,20 +304,13 @@ class Engine:
         prepared = await pipeline.prepare(request, project=project, memory=memory, share=share)
         if prepared.turn.request.background:
             return await self._enqueue(prepared, project, key_id)
-        seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
         if request.generate is False:
-            run = self._make_run(prepared, project, memory, Serving(empty_answer(), None))
-        elif on_pending is not None and seconds is not None:
-            pending = PendingRun(
-                on_pending,
-                make_run=partial(self._make_run, prepared, project, memory),
-                on_begun=partial(self._record_end, prepared, project, key_id),
-            )
-            return await self._foreground.stream(pipeline, prepared, pending, project=project, seconds=seconds)
+            serving = Serving(empty_answer(), None)
         else:
             # A stream can report an error later, so it need not wait until the model answers.
+            seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
             serving = await self._foreground.serve(pipeline, prepared, first_delta_seconds=seconds)
-            run = self._make_run(prepared, project, memory, serving)
+        run = self._make_run(prepared, project, memory, serving)
         self._foreground.add(project, run)
         self._record_end(prepared, project, key_id, run)
         return run

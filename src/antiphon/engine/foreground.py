@@ -11,9 +11,7 @@ import msgspec
 
 from antiphon import offload
 from antiphon.engine.prepare.prepare import Prepared
-from antiphon.engine.respond.pending_run import PendingRun
 from antiphon.engine.respond.run import Run
-from antiphon.engine.serve.first_delta import OnPending
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import Serving
 from antiphon.errors import Unavailable
@@ -59,21 +57,14 @@ class ForegroundResponses:
         if self.is_stopping:
             raise Unavailable("The server is shutting down.")
 
-    async def serve(
-        self,
-        pipeline: Pipeline,
-        prepared: Prepared,
-        *,
-        first_delta_seconds: float | None,
-        on_pending: OnPending | None = None,
-    ) -> Serving:
+    async def serve(self, pipeline: Pipeline, prepared: Prepared, *, first_delta_seconds: float | None) -> Serving:
         """Start the model call of a request. Until the response is added, `stop` cancels the call."""
         self.check_accepting()
         task = asyncio.current_task()
         assert task is not None
         self._starting.add(task)
         try:
-            return await pipeline.serve(prepared, first_delta_seconds=first_delta_seconds, on_pending=on_pending)
+            return await pipeline.serve(prepared, first_delta_seconds=first_delta_seconds)
         except asyncio.CancelledError:
             if not self.is_stopping:
                 raise
@@ -81,28 +72,6 @@ class ForegroundResponses:
             raise Unavailable("The server is shutting down.") from None
         finally:
             self._starting.discard(task)
-
-    async def stream(
-        self, pipeline: Pipeline, prepared: Prepared, pending: PendingRun, *, project: str, seconds: float
-    ) -> Run:
-        """Start the model call of a streamed request within `seconds`, and add its run.
-
-        The run is made while the upstream works, and may begin before this returns.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-
-        def begin(run: Run) -> None:
-            self._starting.discard(task)  # `stop` ends it like the others
-            self.add(project, run)
-
-        pending.on_added = begin
-        try:
-            serving = await self.serve(pipeline, prepared, first_delta_seconds=seconds, on_pending=pending.prepare)
-        except BaseException:
-            await pending.close()
-            raise
-        return pending.finish(serving)
 
     def add(self, project: str, run: Run) -> None:
         """Add a response that begins. It is removed when it ends."""

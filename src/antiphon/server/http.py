@@ -57,9 +57,6 @@ Its `respond`, which may be missing, sends a status, headers and a whole body in
 returns the number of bytes that the server or its kernel holds because the client has not read them.
 """
 
-BEGIN_BODY = "antiphon.begin_body"
-"""An ASGI extension: its `write` sends the head and the first part of a streamed body, as that of `WRITE_BODY` does."""
-
 MARK_AUTHENTICATED = "antiphon.mark_authenticated"
 """An ASGI extension: its `mark` exempts the connection from the limits for unauthenticated ones."""
 
@@ -326,17 +323,6 @@ class HttpRequest:
             return False
         if not self._write_body(chunk):
             return False
-        self.bytes_sent += len(chunk)
-        return True
-
-    def begin_now(self, chunk: bytes) -> bool:
-        """Send the head and the first part of an event stream if that needs no waiting. Return True if it was sent."""
-        extension = self._extensions.get(BEGIN_BODY)
-        if extension is None or self.status or len(chunk) > _STEP_BYTES or self.body_share is not None:
-            return False
-        if not extension["write"](200, [*self._make_headers(), *_EVENT_STREAM], chunk):
-            return False
-        self.status = 200
         self.bytes_sent += len(chunk)
         return True
 

@@ -151,7 +151,9 @@ class HttpCycle(RequestResponseCycle):
         if message["type"] == "http.response.start":
             if self.response_started:
                 raise RuntimeError("The response has started already.")
-            self._begin(message["status"], list(message["headers"]))
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            self._head = self._encode_head(message["status"], list(message["headers"]))
         elif message["type"] == "http.response.body":
             if not self.response_started or self.response_complete:
                 raise RuntimeError("The response has not started or is complete already.")
@@ -190,19 +192,6 @@ class HttpCycle(RequestResponseCycle):
         self._head = b"%b%b%b\r\n\r\n" % (STATUS_LINE[status], fields, close)
         self._write(body, more=False)
         return True
-
-    def begin_now(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
-        """Write the head and the first part of a streamed body if that needs no waiting. Return True if it did."""
-        if self.response_started or self.disconnected or self.flow.write_paused:
-            return False
-        self._begin(status, headers)
-        self._write(body, more=True)
-        return True
-
-    def _begin(self, status: int, headers: Sequence[Header]) -> None:
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        self._head = self._encode_head(status, headers)
 
     def _encode_head(self, status: int, headers: Sequence[Header]) -> bytes:
         fields = b"".join([b"%b: %b\r\n" % header for header in headers])

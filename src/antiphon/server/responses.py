@@ -30,8 +30,7 @@ from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.server.request_body import decode_body, is_short, read_body, read_json_body
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.server.router import Operation
-from antiphon.server.stream_start import StreamStart
-from antiphon.stream.sse import DONE, encode_batch
+from antiphon.stream.sse import DONE, encode_batch, encode_start
 
 if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
@@ -131,31 +130,27 @@ class ResponseHandlers:
         # A background request that has arrived is accepted, even if its client does not wait for the response.
         is_queued = request.background and not self._stateless
         accepted = await self._accept(http_request, request) if is_queued else None
-        start = StreamStart(http_request, request, dialect) if request.stream else None
         with DisconnectWatch(http_request):
             run = accepted or await self._engine.create(
-                request,
-                project=http_request.project,
-                key_id=http_request.key_id,
-                on_pending=None if start is None else start.prepare,
+                request, project=http_request.project, key_id=http_request.key_id
             )
+            response = run.response
+            http_request.describe_response(response.model, response.id, run.warnings)
+            if response.tools:
+                dialect = add_include(dialect, response, request.include)
             tail = b""
-            if start is not None:
-                start.accept(run)
+            if request.stream:
+                http_request.add_served_by(response.served_by)
                 if isinstance(run, BackgroundRun):
-                    await self._stream_pages(http_request, run.events(), start.dialect)
+                    await self._stream_pages(http_request, run.events(), dialect)
                 elif self._metrics is None:
-                    tail = await self._stream(http_request, run, start)
+                    tail = await self._stream(http_request, run, dialect)
                 else:
                     first_token = self._metrics.watch_first_token(http_request)
-                    tail = await self._stream(http_request, run, start)
+                    tail = await self._stream(http_request, run, dialect)
                     if run.response.output:
                         first_token.record()
             else:
-                response = run.response
-                http_request.describe_response(response.model, response.id, run.warnings)
-                if response.tools:
-                    dialect = add_include(dialect, response, request.include)
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
         response = run.response
@@ -268,18 +263,16 @@ class ResponseHandlers:
         seal, adapt = self._engine.reasoning.seal_events, dialect.adapt_events
         return msgspec.structs.replace(dialect, adapt_events=lambda batch: adapt(seal(batch, project=project)))
 
-    async def _stream(self, http_request: HttpRequest, run: Run, start: StreamStart) -> bytes:
+    async def _stream(self, http_request: HttpRequest, run: Run, dialect: OutputDialect) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        dialect, first = start.dialect, start.chunk
         adapt = dialect.adapt_events
         with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
             async with aclosing(run.events()) as batches:
                 async for batch in batches:
-                    if first:
-                        activity.last_event, chunk, first = batch[-1], first, b""
-                        if not start.is_sent:
-                            await http_request.write(chunk)
+                    if not http_request.status and not is_large():
+                        activity.last_event = batch[-1]
+                        await http_request.write(encode_start(adapt(batch)))
                         continue
                     # The closing events repeat the whole output, others the parameters of the request. A client that
                     # does not read must not hold all of them.

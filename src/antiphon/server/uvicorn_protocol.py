@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.server.connections import ServerLimits, find_address_key, make_overload_error
 from antiphon.server.deadline import Deadline
-from antiphon.server.http import BEGIN_BODY, MARK_AUTHENTICATED, READ_BODY, WATCH_DISCONNECT, WRITE_BODY, Scope
+from antiphon.server.http import MARK_AUTHENTICATED, READ_BODY, WATCH_DISCONNECT, WRITE_BODY, Scope
 from antiphon.server.http_cycle import Application, CountingFlow, Header, HttpCycle, encode_error
 from antiphon.server.write_timeout import WriteStall, abort_connection, count_unacknowledged
 
@@ -95,7 +95,6 @@ class HttpProtocol(HttpToolsProtocol):
             WATCH_DISCONNECT: {"watch": self.watch_disconnect},
             READ_BODY: {"take": self.take_body},
             WRITE_BODY: {"write": self.write_body, "respond": self.respond, "count_unread": self.count_unread},
-            BEGIN_BODY: {"write": self.begin_body},
         }
         if self._limits.connections.has_keys:
             self._extensions[MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
@@ -155,10 +154,6 @@ class HttpProtocol(HttpToolsProtocol):
         """Set the function to call when the connection is lost. Return False if it is lost already."""
         self._on_disconnect = callback
         return self in self.connections
-
-    def begin_body(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
-        """Write the head and the first part of a streamed response if that needs no waiting. Return True if it did."""
-        return not self.pipeline and self._served is not None and self._served.begin_now(status, headers, body)
 
     def write_body(self, body: bytes) -> bool:
         """Write a part of the current response if that needs no waiting, and return True if it was written."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve import first_delta
-from antiphon.errors import NotFound, RateLimited, UpstreamError
+from antiphon.errors import RateLimited, UpstreamError
 from antiphon.protocol import codec, events
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.fold import fold
@@ -202,72 +202,13 @@ async def test_early_stream_names_no_backend_if_another_may_answer() -> None:
         assert run.response.served_by == "a/m"
 
 
-# Streams that begin while the request is still being served
-
-
-class Client:
-    """Takes the first events of a run as soon as its upstream accepts the request. `then` is called after that."""
-
-    def __init__(self, then: Callable[[], object] | None = None, *, takes: bool = True) -> None:
-        self.pending: list[Any] = []
-        self.begun: list[str] = []
-        self._then = then
-        self._takes = takes
-
-    def prepare(self, run: Any) -> Callable[[], bool]:
-        self.pending.append(run)
-        return self._begin
-
-    def _begin(self) -> bool:
-        if self._takes:
-            self.begun = [event.type for event in self.pending[-1].start()]
-        if self._then is not None:
-            self._then()
-        return self._takes
-
-    async def stream(self, engine: Engine) -> Any:
-        request = codec.decode_request(codec.encode({"model": "m", "input": "hi", "stream": True})).body
-        return await engine.create(request, project="p", on_pending=self.prepare)
-
-
-FIRST = ["response.created", "response.in_progress"]
-
-
-@pytest.mark.parametrize("takes", [True, False])
-async def test_accepted_run_is_the_pending_one(takes: bool) -> None:
-    async with bridge(ANSWER, ANSWER) as engine:
-        unknown, known = Client(), Client(takes=takes)
-        expected = fold([event async for batch in (await unknown.stream(engine)).events() for event in batch])
-        run = await known.stream(engine)
-        emitted = [event async for batch in run.events() for event in batch]
-    assert (unknown.pending, known.pending, known.begun) == ([], [run], FIRST if takes else [])
-    assert [event.sequence_number for event in emitted] == list(range(len(emitted)))
-    response = fold(emitted)
-    assert (response.output_text, response.served_by) == (expected.output_text, expected.served_by)
-
-
-async def test_refused_pending_run_leaves_no_trace() -> None:
-    refusal = json_of({"error": {"message": "Slow down.", "type": "rate_limit_error"}}, 429)
-    async with bridge(ANSWER, refusal) as engine:
-        await read_types(await stream(engine))
-        client = Client()
-        with pytest.raises(RateLimited, match="Slow down"):
-            await client.stream(engine)
-        (run,) = client.pending
-        assert (client.begun, engine.foreground_count) == ([], 0)
-        with pytest.raises(NotFound):
-            await engine.retrieve("p", run.response.id)
-
-
 async def test_error_right_after_the_head_is_raised_before_stream_begins() -> None:
     error = b'data: {"error":{"message":"Out of memory."}}\n\n'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
     async with bridge(ANSWER, Reply(raw=head + error)) as engine:
         await read_types(await stream(engine))
-        client = Client()
         with pytest.raises(UpstreamError, match="Out of memory"):
-            await client.stream(engine)
-    assert client.begun == []
+            await stream(engine)
 
 
 async def test_error_after_stream_has_begun_fails_the_response() -> None:
@@ -275,29 +216,16 @@ async def test_error_after_stream_has_begun_fails_the_response() -> None:
     failing = stream_of(b": accepted\n\n", go_on, b'data: {"error":{"message":"Out of memory."}}\n\n')
     async with bridge(ANSWER, failing, first_delta_seconds=60) as engine:
         await read_types(await stream(engine))
-        client = Client(then=go_on.set)
-        run = await client.stream(engine)
-        assert client.begun == FIRST
+        run = await stream(engine)
+        go_on.set()
         assert (await read_types(run))[2:] == ["error", "response.failed"]
         assert (await engine.retrieve("p", run.response.id)).status == "failed"
 
 
-async def test_client_that_disconnects_after_the_first_events_leaves_a_cancelled_response() -> None:
+async def test_shutdown_after_stream_has_begun_ends_it_with_a_failure() -> None:
     async with bridge(ANSWER, stream_of(b": accepted\n\n", STALL), first_delta_seconds=60) as engine:
         await read_types(await stream(engine))
-        client = Client(then=lambda: asking.cancel())  # noqa: PLW0108 - the task is made below
-        asking = asyncio.create_task(client.stream(engine))
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert (client.begun, engine.foreground_count) == (FIRST, 0)
-        assert (await engine.retrieve("p", client.pending[0].response.id)).status == "cancelled"
-
-
-async def test_shutdown_after_the_first_events_ends_the_stream_with_a_failure() -> None:
-    async with bridge(ANSWER, stream_of(b": accepted\n\n", STALL), first_delta_seconds=60) as engine:
-        await read_types(await stream(engine))
-        client = Client(then=lambda: asyncio.get_running_loop().call_soon(engine.stop_runs))
-        run = await client.stream(engine)
-        assert client.begun == FIRST
+        run = await stream(engine)
+        engine.stop_runs()
         assert (await read_types(run))[2:] == ["error", "response.failed"]
         assert run.response.error.code == "server_shutdown"

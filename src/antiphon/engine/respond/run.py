@@ -61,8 +61,8 @@ class Run:
     """A response in progress.
 
     `begun` is the response as it began, and `response` its current state. `replayed` are the deltas of an earlier
-    attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails. `deltas` can be
-    replaced until `events` is read. `encoded` has the JSON of the final response if it was encoded to be saved.
+    attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails.
+    `encoded` has the JSON of the final response if it was encoded to be saved.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class Run:
         self.request = request
         self.warnings = warnings
         self.encoded = encoded
-        self.deltas = deltas
+        self._deltas = deltas
         self._sink = sink
         self._replayed = replayed
         self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()), limits=limits)
         self._compose_batch = self._composer.compose
-        self._first_events: list[Event] | None = None
         self._is_over = False
         self._end_callbacks: list[Callable[[], object]] = []
         self._interruption: list[Delta] = []
@@ -103,21 +102,15 @@ class Run:
         """True if the model has finished. The last events may not have been read yet."""
         return self._composer.finished
 
-    def start(self) -> Sequence[Event]:
-        """Return the first events, which `events` yields, too. They can be encoded before the run begins."""
-        if self._first_events is None:
-            self._first_events = self._composer.start()
-        return self._first_events
-
     async def events(self) -> Events:
         """Yield batches of events. The last batch follows after the response is saved. Closing stops the model.
 
         A single task must read the generator from beginning to end.
         """
-        composer, deltas = self._composer, self.deltas
+        composer, deltas = self._composer, self._deltas
         self._reader = asyncio.current_task()
         try:
-            begun = self.start()
+            begun = composer.start()
             yield [*begun, *composer.compose(self._replayed)] if self._replayed else begun
             while True:
                 self._waiting = self._reader
@@ -145,13 +138,13 @@ class Run:
         self._compose_batch = composer.compose_silently
         self._reader = asyncio.current_task()
         try:
-            self.start()
+            composer.start()
             if self._replayed:
                 composer.compose(self._replayed)
             while True:
                 self._waiting = self._reader
                 try:
-                    batch: Sequence[Delta] = self._interruption[:1] or await anext(self.deltas)
+                    batch: Sequence[Delta] = self._interruption[:1] or await anext(self._deltas)
                 except BaseException as error:
                     batch = self._handle_error(error)
                 finally:
@@ -163,10 +156,6 @@ class Run:
         finally:
             await self._leave()
         return self.response
-
-    async def close(self) -> None:
-        """End a run whose events are not read, as if its reader had closed them."""
-        await self._leave()
 
     def on_end(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the run is over, however it ended."""
@@ -216,7 +205,7 @@ class Run:
         """Stop the model, save an unfinished response, and notify everyone who waits for the end."""
         try:
             try:
-                await self.deltas.aclose()
+                await self._deltas.aclose()
             finally:
                 if not self._composer.finished:
                     await asyncio.shield(self._sink.discard(self))
@@ -263,7 +252,7 @@ class Run:
         if self._composer.content_size > offload.LARGE_BYTES:  # the closing events, the store and the client repeat it
             offload.mark_large()
         if self._composer.is_cut_off:
-            await self.deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
+            await self._deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
         try:
             await self._sink.save(self.response, events)
         except (LeaseLost, Postponed):

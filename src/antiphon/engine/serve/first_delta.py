@@ -23,12 +23,6 @@ KNOWN_UPSTREAM_SECONDS = 0.05
 """Maximum wait for an upstream that has answered before."""
 
 Start = Callable[[Turn], Coroutine[Any, Any, Serving]]
-OnPending = Callable[[Serving], Callable[[], bool] | None]
-"""Called while a known upstream works on the request, with the result of the start if nothing changes it.
-
-The function that it returns is called when the upstream has accepted the request. It returns True if it has begun the
-client's stream. Later errors are then raised by the deltas only.
-"""
 
 
 class FirstDelta:
@@ -37,35 +31,40 @@ class FirstDelta:
     def __init__(self) -> None:
         self._known: set[str] = set()
 
-    async def start(
-        self, start: Start, route: ModelRoute, turn: Turn, *, seconds: float, on_pending: OnPending | None = None
-    ) -> Serving:
+    async def start(self, start: Start, route: ModelRoute, turn: Turn, *, seconds: float) -> Serving:
         """Start the model call of a turn and wait for its first delta, for at most `seconds`.
 
         Errors within the limit are raised here. After it, the returned deltas wait for the start and raise its errors.
         """
         backend = route.first.name
-        is_known = backend in self._known
         loop = asyncio.get_running_loop()
-        beginning = _Beginning(turn, loop)
-        starting = loop.create_task(self._start(start, turn, backend, beginning.accept if is_known else None))
-        starting.add_done_callback(beginning.end)
-        # With several candidates it is not certain yet which one will answer.
-        candidate = route.first if len(route.candidates) == 1 else None
+        # One future for all three reasons to begin: `asyncio.wait` costs twice as much.
+        begun: asyncio.Future[None] = loop.create_future()
+
+        def begin(_: object = None) -> None:
+            if not begun.done():
+                begun.set_result(None)
+
+        is_known = backend in self._known
+        starting = loop.create_task(self._start(start, turn, backend, begin if is_known else None))
+        starting.add_done_callback(begin)
         try:
             await asyncio.sleep(0)  # an embedded model starts at once, and a wait with a timer costs more than that
             if not starting.done():
-                timer = loop.call_later(min(seconds, KNOWN_UPSTREAM_SECONDS) if is_known else seconds, beginning.end)
+                timer = loop.call_later(min(seconds, KNOWN_UPSTREAM_SECONDS) if is_known else seconds, begin)
                 try:
-                    if is_known and candidate is not None and on_pending is not None:
-                        beginning.announce(starting, candidate, on_pending)
-                    await beginning.future
+                    await begun
                 finally:
                     timer.cancel()
-        except BaseException:
+        except asyncio.CancelledError:
             await _cancel(starting)
             raise
-        return beginning.finish(starting, candidate)
+        if starting.done():
+            return starting.result()
+        # With several candidates it is not certain yet which one will answer.
+        candidate = route.first if len(route.candidates) == 1 else None
+        warnings = tuple(turn.warnings)
+        return Serving(LateDeltas(starting, sent_warnings=warnings, candidate=candidate), candidate, warnings)
 
     async def _start(self, start: Start, turn: Turn, backend: str, on_accepted: Callable[[], None] | None) -> Serving:
         is_accepted = False
@@ -80,59 +79,6 @@ class FirstDelta:
         if is_accepted:
             self._known.add(backend)
         return serving
-
-
-class _Beginning:
-    """The wait for the beginning of one stream. `future` is done when the stream may begin.
-
-    It is one future for all reasons to begin: `asyncio.wait` costs twice as much.
-    """
-
-    __slots__ = ("_begin", "_is_begun", "_pending", "_turn", "future")
-
-    def __init__(self, turn: Turn, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[None] = loop.create_future()
-        self._turn = turn
-        self._pending: Serving | None = None
-        self._begin: Callable[[], bool] | None = None
-        self._is_begun = False  # the client has got the first events
-
-    def announce(self, starting: "asyncio.Task[Serving]", candidate: Candidate, on_pending: OnPending) -> None:
-        self._pending = _make_pending(starting, self._turn, candidate)
-        self._begin = on_pending(self._pending)
-
-    def accept(self) -> None:
-        """Begin now: the upstream has accepted the request."""
-        if not self.future.done():
-            if self._begin is not None and self._has_current_warnings():
-                self._is_begun = self._begin()
-            self.future.set_result(None)
-
-    def end(self, _: object = None) -> None:
-        """Begin: the start has ended, or has taken long enough."""
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def finish(self, starting: "asyncio.Task[Serving]", candidate: Candidate | None) -> Serving:
-        """Return the result. Raises the error of the start if the stream has not begun."""
-        if starting.done() and (not self._is_begun or _has_only(starting, self._turn.warnings)):
-            return starting.result()
-        if self._pending is not None and self._has_current_warnings():
-            return self._pending
-        return _make_pending(starting, self._turn, candidate)
-
-    def _has_current_warnings(self) -> bool:
-        return self._pending is not None and len(self._pending.warnings) == len(self._turn.warnings)
-
-
-def _has_only(starting: "asyncio.Task[Serving]", warnings: Sequence[str]) -> bool:
-    """Return True if a start has succeeded with these warnings."""
-    return not starting.cancelled() and starting.exception() is None and starting.result().warnings == warnings
-
-
-def _make_pending(starting: "asyncio.Task[Serving]", turn: Turn, candidate: Candidate | None) -> Serving:
-    warnings = tuple(turn.warnings)
-    return Serving(LateDeltas(starting, sent_warnings=warnings, candidate=candidate), candidate, warnings)
 
 
 async def _cancel(starting: "asyncio.Task[Serving]") -> None:

@@ -32,7 +32,7 @@ from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
-from antiphon.engine.serve.first_delta import FirstDelta, OnPending
+from antiphon.engine.serve.first_delta import FirstDelta
 from antiphon.engine.serve.hosted.journal import HostedJournal
 from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, Serving
@@ -191,16 +191,13 @@ class Pipeline:
         prepared: Prepared,
         *,
         first_delta_seconds: float | None = None,
-        on_pending: OnPending | None = None,
         replayed: Sequence[Delta] = (),
         journal: HostedJournal | None = None,
     ) -> Awaitable[Serving]:
         """Start the model call of a prepared request.
 
-        Without a time limit, this returns when the model has begun to answer. `on_pending` may be called before that,
-        with the result that will be returned unless the start fails or adds something to it. `replayed` are the deltas
-        that an earlier attempt at the same response has shown. `journal` has the steps of hosted tools that it has
-        finished.
+        Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an earlier
+        attempt at the same response has shown. `journal` has the steps of hosted tools that it has finished.
         """
         if self.telemetry is not None:
             self.telemetry.set_response_id(prepared.mint.response_id)
@@ -210,7 +207,7 @@ class Pipeline:
         if first_delta_seconds is None:
             return self._start(route, replayed, turn)
         start = partial(self._start, route, replayed)
-        return self._first_delta.start(start, route, turn, seconds=first_delta_seconds, on_pending=on_pending)
+        return self._first_delta.start(start, route, turn, seconds=first_delta_seconds)
 
     async def _serve_hosted(
         self, prepared: Prepared, seconds: float | None, replayed: Sequence[Delta], journal: HostedJournal | None
