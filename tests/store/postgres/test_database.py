@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,7 @@ from antiphon.store import operations
 from antiphon.store.escaped_text import escape_text, unescape_text
 from antiphon.store.postgres import writer as writer_module
 from antiphon.store.postgres.connection import describe_error, make_item_key
+from antiphon.store.postgres.inspection import inspect_database
 from antiphon.store.postgres.store import PostgresStore
 
 MakeStored = Callable[..., StoredResponse]
@@ -70,6 +72,37 @@ async def test_schema_with_other_tables_is_refused(postgres_server: str) -> None
             await locate_store(schema.url).open()
         assert schema.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()") == [("responses",)]
     finally:
+        schema.remove()
+
+
+async def test_user_without_rights_on_the_tables_is_refused(postgres_server: str) -> None:
+    schema = EmptySchema(postgres_server)
+    user = f"{schema.name}_reader"
+    try:
+        store = locate_store(schema.url)
+        await store.open()
+        await store.close()
+        tables = f"ON ALL TABLES IN SCHEMA {schema.name}"
+        schema.execute(f"CREATE ROLE {user}; GRANT USAGE ON SCHEMA {schema.name} TO {user}")
+        url = f"{schema.url}&role={user}"
+        with pytest.raises(ConfigError, match=r"permission denied for table antiphon_schema\. .* needs CREATE"):
+            await locate_store(url).open()
+        schema.execute(f"GRANT SELECT, INSERT, UPDATE {tables} TO {user}")
+        refusal = (await inspect_database(url)).refusal
+        assert re.fullmatch(
+            r"its user may not read and change all tables \(agent_entries, agent_runs, agent_session_items and \d+ "
+            r"more\)\. Grant it SELECT, INSERT, UPDATE and DELETE on all tables of the schema",
+            str(refusal),
+        )
+        with pytest.raises(ConfigError, match=re.escape(f" cannot be opened: {refusal}.")):
+            await locate_store(url).open()
+        schema.execute(f"GRANT DELETE {tables} TO {user}")
+        permitted = locate_store(url)
+        await permitted.open()
+        await permitted.close()
+        assert (await inspect_database(url)).refusal is None
+    finally:
+        schema.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
         schema.remove()
 
 
@@ -298,6 +331,7 @@ def test_item_keys_are_short_and_distinct() -> None:
         (asyncpg.CannotConnectNowError("the database system is starting up"), StoreUnavailable, "store_unavailable"),
         (asyncpg.TooManyConnectionsError("too many clients"), StoreUnavailable, "store_unavailable"),
         (asyncpg.PostgresIOError("could not read block"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.InsufficientPrivilegeError("permission denied"), StoreUnavailable, "store_unavailable"),
         (ConnectionRefusedError(), StoreUnavailable, "store_unavailable"),
         (TimeoutError(), StoreUnavailable, "store_unavailable"),
         (asyncpg.UniqueViolationError("duplicate key"), ServerError, "server_error"),

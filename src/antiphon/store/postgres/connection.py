@@ -194,7 +194,9 @@ def describe_error(error: BaseException) -> AntiphonError:
         return StoreUnavailable(READ_ONLY)
     if isinstance(error, CONNECTION_ERRORS):
         return StoreUnavailable(LOST)
-    if isinstance(error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError)):
+    if isinstance(
+        error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError, asyncpg.InsufficientPrivilegeError)
+    ):
         return StoreUnavailable(FAILED)
     failure = (WriteConflict if isinstance(error, CONFLICTS) else ServerError)("The store failed.")
     failure.__cause__ = error  # for the log
@@ -209,7 +211,9 @@ def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError
     elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         reason = f"no answer within {CONNECT_SECONDS:g} seconds"
     elif isinstance(error, asyncpg.InsufficientPrivilegeError):
-        reason = f"{reason}. The first start creates tables: its user needs CREATE on the schema"
+        reason = (
+            f"{reason}. The first start creates tables: its user needs CREATE on the schema, and all rights on them"
+        )
     return ConfigError(f"The store {address} cannot be opened: {reason}.")
 
 

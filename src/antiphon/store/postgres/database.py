@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
-from antiphon.errors import StoreUnavailable, Unavailable
+from antiphon.errors import ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
 from antiphon.store.item_offsets import OffsetCache
@@ -27,7 +27,7 @@ from antiphon.store.postgres.connection import (
     ServerAddress,
     explain_refusal,
 )
-from antiphon.store.postgres.migrations import migrate
+from antiphon.store.postgres.migrations import explain_missing_rights, migrate
 from antiphon.store.postgres.notifications import Notifications, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
@@ -117,7 +117,11 @@ class PostgresDatabase:
         try:
             connection = await connector.connect()
             try:
-                schema = await migrate(connection, read_migrations("postgres"), name=str(self.address))
+                migrations = read_migrations("postgres")
+                schema = await migrate(connection, migrations, name=str(self.address))
+                reason = await explain_missing_rights(connection, migrations)
+                if reason is not None:
+                    raise ConfigError(f"The store {self.address} cannot be opened: {reason}.")
             except BaseException:
                 connection.terminate()
                 raise

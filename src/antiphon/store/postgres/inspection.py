@@ -13,7 +13,7 @@ from antiphon.store.postgres.connection import (
     explain_refusal,
 )
 from antiphon.store.postgres.driver import asyncpg
-from antiphon.store.postgres.migrations import read_version
+from antiphon.store.postgres.migrations import explain_missing_rights, read_version
 from antiphon.store.postgres.notifications import Notifications, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
@@ -21,6 +21,10 @@ from antiphon.store.postgres.pool import PostgresPool
 _STATE = """
 SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
     extract(epoch FROM clock_timestamp())::float8
+"""
+
+_CAN_READ_KEYS = """
+SELECT coalesce(has_table_privilege(to_regclass('api_keys'), 'SELECT'), false)
 """
 
 
@@ -54,12 +58,14 @@ async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes]:
 async def inspect_database(url: str) -> StoreCondition:
     """Return the condition of a database. Raises ConfigError if it cannot be reached."""
     address = ServerAddress(url)
+    migrations = read_migrations("postgres")
     try:
         connection = await PostgresConnector(address).connect()
         try:
             schema = await read_version(connection)
+            refusal = await explain_missing_rights(connection, migrations)
             # Older schemas do not have the table.
-            has_table = await connection.fetchval("SELECT to_regclass('api_keys') IS NOT NULL")
+            has_table = await connection.fetchval(_CAN_READ_KEYS)
             has_keys = has_table and await connection.fetchval("SELECT EXISTS (SELECT 1 FROM api_keys)")
             started = time.time()
             is_replica, is_read_only, now = await connection.fetchrow(_STATE)
@@ -68,12 +74,13 @@ async def inspect_database(url: str) -> StoreCondition:
             await close(connection)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise explain_refusal(address, error) from error
-    refusal = "the database is read-only" if is_read_only else None
+    if is_read_only:
+        refusal = "the database is read-only. Turn default_transaction_read_only off for its user"
     if is_replica:
         refusal = "the server is a read-only replica. Use the URL of the primary"
     return StoreCondition(
         schema=schema,
-        newest=read_migrations("postgres")[-1].version,
+        newest=migrations[-1].version,
         refusal=refusal,
         clock_offset=now - (started + ended) / 2,
         has_keys=has_keys,

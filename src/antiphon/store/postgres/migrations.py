@@ -1,5 +1,6 @@
 """Migration of a PostgreSQL database to the current schema. The table `antiphon_schema` has the version."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,16 @@ _STATE = "SELECT current_schema(), pg_is_in_recovery(), current_setting('transac
 _VERSION = "SELECT coalesce(max(version), 0) FROM antiphon_schema"
 
 _RECORD = "INSERT INTO antiphon_schema (version, name, applied_at) VALUES ($1, $2, now())"
+
+# has_table_privilege() with a list is true if there is any of the rights.
+_FORBIDDEN = """
+SELECT relname::text FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relname = ANY ($1::text[])
+    AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+        AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+ORDER BY relname
+"""
+_SHOWN_TABLES = 3
 
 
 async def read_version(connection: "Connection[Any]") -> int:
@@ -67,6 +78,20 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
             for migration in migrations[version:]:
                 await _apply(connection, migration, name=name)
     return str(schema)
+
+
+async def explain_missing_rights(connection: "Connection[Any]", migrations: Sequence[Migration]) -> str | None:
+    """Return the reason why the user cannot read and change all tables, with the remedy, or None if it can."""
+    scripts = "\n".join(migration.script for migration in migrations)
+    tables = ["antiphon_schema", *re.findall(r"^CREATE TABLE (\w+)", scripts, re.MULTILINE)]
+    forbidden = [table for (table,) in await connection.fetch(_FORBIDDEN, tables)]
+    if not forbidden:
+        return None
+    more = f" and {len(forbidden) - _SHOWN_TABLES} more" if len(forbidden) > _SHOWN_TABLES else ""
+    return (
+        f"its user may not read and change all tables ({', '.join(forbidden[:_SHOWN_TABLES])}{more}). "
+        "Grant it SELECT, INSERT, UPDATE and DELETE on all tables of the schema"
+    )
 
 
 async def _apply(connection: "Connection[Any]", migration: Migration, *, name: str) -> None:
