@@ -206,6 +206,7 @@ def test_unreachable_database_is_a_problem_without_its_password(diagnose):
     status, found = diagnose(f'store = "postgresql://ada:pg-secret@127.0.0.1:{free_port()}/antiphon"')
     assert (status, found["store"]["status"]) == (1, "problem")
     assert "the connection was refused" in found["store"]["message"]
+    assert found["store"]["advice"].startswith("Check that PostgreSQL is running, and the address")
 
 
 def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):

@@ -72,6 +72,42 @@ def test_keys_are_shown_as_a_table(keys: Run) -> None:
     assert re.fullmatch(rf"{key_id}  team a   -     admin,read  active  [\d-]+ [\d:]+  never    never", row)
 
 
+@pytest.mark.parametrize(
+    ("columns", "header", "row"),
+    [
+        (
+            130,
+            "ID PROJECT NAME SCOPES STATE CREATED EXPIRES LAST USED",
+            "research Ada's laptop inference revoked DATE TIME DATE TIME never",
+        ),
+        (
+            115,
+            "ID PROJECT NAME SCOPES STATE CREATED EXPIRES LAST USED",
+            "research Ada's laptop inference revoked DATE DATE never",
+        ),
+        (
+            100,
+            "ID PROJECT NAME SCOPES STATE EXPIRES LAST USED",
+            "research Ada's laptop inference revoked DATE never",
+        ),
+        (90, "ID PROJECT NAME SCOPES EXPIRES LAST USED", "research Ada's laptop inference revoked never"),
+        (80, "ID PROJECT NAME SCOPES EXPIRES LAST USED", "research Ada's la… inference revoked never"),
+        (1, "ID PROJECT NAME SCOPES EXPIRES LAST USED", "resear… Ada's… inference revoked never"),
+    ],
+)
+def test_table_of_keys_fits_the_terminal(
+    keys: Run, columns: int, header: str, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = load(keys("create", "--project", "research", "--name", "Ada's laptop", "--expires", "30d", "--json"))
+    keys("revoke", created["id"])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = keys("list").splitlines()
+    assert columns == 1 or max(map(len, lines)) <= columns
+    shown = re.sub(r"\d{4}-\d\d-\d\d", "DATE", re.sub(r"\d\d:\d\d", "TIME", lines[1]))
+    assert (lines[0].split(), shown.split()) == (header.split(), [created["id"], *row.split()])
+
+
 def test_revoked_key_is_listed_as_revoked(keys: Run) -> None:
     created = load(keys("create", "--project", "p", "--json"))
     assert keys("revoke", created["id"]) == f"{created['id']} is revoked.\n"

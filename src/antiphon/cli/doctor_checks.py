@@ -58,6 +58,8 @@ _SHOWN_MODELS = 5
 _SHOWN_NODES = 5
 _OK = 200
 _CODE = "code sandbox"
+_POSTGRES_ADVICE = "Check that PostgreSQL is running, and the address, user and password in the setting 'store'."
+_FILE_ADVICE = "Correct the setting 'store', or restore the file from a backup."
 _SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
 
 Status = Literal["ok", "warning", "problem"]
@@ -86,28 +88,32 @@ def problem(name: str, message: str, advice: str) -> Finding:
 
 async def check_server(settings: Settings, config: Path | None) -> list[Finding]:
     """Run all checks for a server with these settings."""
-    checks = [_run_check("store", check_store(settings)), _run_check("seal keys", check_seal_keys(settings))]
+    checks = [
+        _run_check("store", check_store(settings), _POSTGRES_ADVICE if is_postgres(settings.store) else _FILE_ADVICE),
+        _run_check("seal keys", check_seal_keys(settings), "Correct seal_keys, or restore the file from a backup."),
+    ]
     checks += [
-        _run_check(f"backend {name}", check_backend(name, backend, settings))
+        _run_check(f"backend {name}", check_backend(name, backend, settings), "Correct the settings of the backend.")
         for name, backend in settings.backends.items()
     ]
-    checks.append(_run_check("port", check_port(settings)))
+    checks.append(_run_check("port", check_port(settings), "Set another port or host."))
     results = await asyncio.gather(*checks)
     findings = check_settings(settings, config, has_stored_keys=await has_deciding_keys(settings))
     for found in results:
         findings += found
     if is_postgres(settings.store) and not settings.stateless and all(each.status != "problem" for each in results[0]):
-        findings += await _run_check("nodes", check_nodes(settings))
+        findings += await _run_check("nodes", check_nodes(settings), _POSTGRES_ADVICE)
     return [*findings, *check_extras(settings), *check_code_interpreter(settings), check_clock()]
 
 
-async def _run_check(name: str, check: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
+async def _run_check(name: str, check: Coroutine[Any, Any, list[Finding]], advice: str) -> list[Finding]:
+    """Return the findings of a check. A check that fails is a problem with this advice."""
     try:
         return await asyncio.wait_for(check, _TIMEOUT_SECONDS)
     except TimeoutError:
         return [problem(name, f"no answer within {_TIMEOUT_SECONDS:g} seconds", "Check the address and the network.")]
     except (AntiphonError, OSError) as error:
-        return [problem(name, " ".join(str(error).split()), "Correct this, then run the command again.")]
+        return [problem(name, " ".join(str(error).split()), advice)]
 
 
 def check_settings(settings: Settings, config: Path | None, *, has_stored_keys: bool) -> list[Finding]:

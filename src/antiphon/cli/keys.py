@@ -1,6 +1,8 @@
 """`antiphon keys`: create, list, revoke and rotate the API keys in the store."""
 
 import asyncio
+import shutil
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,6 +19,12 @@ from antiphon.store.keys import KeyStore, StoredKey, compute_digest, generate_ke
 from antiphon.store.location import find_missing_file, locate_store
 
 _COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
+_CREATED, _STATE = _COLUMNS.index("CREATED"), _COLUMNS.index("STATE")
+_LABELS = (_COLUMNS.index("NAME"), _COLUMNS.index("PROJECT"))
+_GAP = "  "
+_DATE_LENGTH = len("2026-01-01")
+# A shortened name or project is not shorter than this.
+_MIN_LABEL = 6
 
 
 def run(arguments: Namespace) -> int:
@@ -145,9 +153,55 @@ def _make_row(key: StoredKey, now: float) -> tuple[str, ...]:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    table = [list(row) for row in rows]
+    if sys.stdout.isatty():
+        _fit(table, shutil.get_terminal_size().columns)
+    widths = _measure(table)
+    for row in table:
+        print(_GAP.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _fit(table: list[list[str]], columns: int) -> None:
+    """Make a table narrower until it fits a terminal, if it can: ids and scopes are never shortened.
+
+    Times lose their hours first, then the creation and the state are left out, and at last labels are shortened.
+    """
+    for narrow in (_shorten_times, _remove_creation, _remove_state):
+        if _find_excess(table, columns) > 0:
+            narrow(table)
+    for column in _LABELS:
+        excess = _find_excess(table, columns)
+        if excess > 0:
+            limit = max(_MIN_LABEL, len(_COLUMNS[column]), _measure(table)[column] - excess)
+            for row in table:
+                row[column] = row[column] if len(row[column]) <= limit else f"{row[column][: limit - 1]}…"
+
+
+def _shorten_times(table: list[list[str]]) -> None:
+    for row in table[1:]:
+        row[_CREATED:] = [text[:_DATE_LENGTH] for text in row[_CREATED:]]
+
+
+def _remove_creation(table: list[list[str]]) -> None:
+    for row in table:
+        del row[_CREATED]
+
+
+def _remove_state(table: list[list[str]]) -> None:
+    """Remove the state, and show that of an expired or revoked key in place of its expiry."""
+    for row in table:
+        state = row.pop(_STATE)
+        if state in ("expired", "revoked"):
+            row[_STATE] = state
+
+
+def _find_excess(table: list[list[str]], columns: int) -> int:
+    widths = _measure(table)
+    return sum(widths) + len(_GAP) * (len(widths) - 1) - columns
+
+
+def _measure(table: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
 
 
 def _clean(text: str) -> str:
