@@ -1,3 +1,4 @@
+import http.client
 import os
 import signal
 
@@ -42,6 +43,19 @@ def test_reload_changes_the_settings_of_a_running_server(start, configure, capfd
         assert server.wait_for_log(failure).endswith(message)
         assert main(["models", "--url", server.url]) == 0
         assert "alias" in capfd.readouterr().out
+
+
+def test_reload_without_the_settings_file_of_the_start_changes_nothing(start, configure, home, capfd):
+    configure('api_keys = [{key = "sk-ada"}]')
+    with start() as server:
+        (home / "antiphon.toml").rename(home / "moved.toml")
+        assert main(["reload", "--config", "moved.toml"]) == 1
+        message = "were not reloaded: Cannot read antiphon.toml: No such file or directory.\n"
+        assert capfd.readouterr() == ("", f"antiphon: The settings of {server.url} {message}")
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().status == 401
+        connection.close()
 
 
 def test_reload_without_a_server_is_an_error(configure, home, capfd):

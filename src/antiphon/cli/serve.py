@@ -14,6 +14,7 @@ from typing import Any
 
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
+from antiphon.config.loading import find_file
 from antiphon.config.readers import hide_password
 from antiphon.config.settings import Settings
 from antiphon.server.reload import hold_signal
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: Namespace) -> int:
+    # A reload without the file of the start would continue with the defaults, which have no API keys.
+    arguments.config = find_file(arguments.config)
     load_settings = functools.partial(_load_settings, arguments)
     with hold_signal():
         settings = load_settings()
