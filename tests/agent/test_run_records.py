@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import ConfigError, InvalidRequest, Prices, SqliteLedger, tool
+from antiphon import ConfigError, Handoff, InvalidRequest, Prices, SqliteLedger, drop_tool_calls, tool
 from antiphon.agent.entries import CallIntentEntry
 from antiphon.agent.journal import load
 from antiphon.agent.ownership import take_ownership
@@ -13,7 +13,7 @@ from antiphon.agent.run_records import delete_run, list_runs, prune_runs, read_r
 from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import PendingToolCall
-from support.scripted_model import ScriptedModel, call, usage
+from support.scripted_model import ScriptedModel, call, look_up, usage
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -72,6 +72,25 @@ async def test_record_says_why_a_call_of_a_subagent_waits(in_process: ScriptedMo
     assert [each.run_id for each in await list_runs(ledger)] == ["run_1"]
 
 
+async def test_record_of_a_waiting_run_has_the_totals_of_its_outcome(in_process: ScriptedModel, ledger: Ledger) -> None:
+    asks = call("ask", {"input": "Pay."}, "call_a")
+    in_process.set_answers([asks, usage(10, 5)], [call("look_up", {"city": "Bern"}), usage(20, 5)], [PAY, usage(30, 5)])
+    helper = in_process.agent(name="helper", tools=[look_up, pay])
+    agent = in_process.agent(tools=[helper.as_tool("ask", "Ask the helper.")])
+    outcome = await agent.run("Pay.", ledger=ledger, run_id="run_1")
+    record = await read_run(ledger, "run_1")
+    assert (record.usage, record.tool_calls) == (outcome.usage, outcome.tool_calls) == (Usage(60, 15, 75), 2)
+
+
+async def test_record_has_the_items_that_a_handoff_has_filtered(in_process: ScriptedModel, ledger: Ledger) -> None:
+    in_process.set_answers([call("transfer_to_helper", {})], "Done.")
+    helper = in_process.agent(name="helper")
+    agent = in_process.agent(handoffs=[Handoff(helper, input_filter=drop_tool_calls)])
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    assert len(outcome.history) == 4
+    assert (await read_run(ledger, "run_1")).history == outcome.history
+
+
 async def test_run_without_a_process_is_interrupted(in_process: ScriptedModel, ledger: Ledger) -> None:
     in_process.set_answers([PAY])
     agent = in_process.agent(tools=[pay], prices=Prices(input=2, output=8))
@@ -111,13 +130,20 @@ async def test_old_finished_runs_are_pruned(tmp_path: Path) -> None:
     now = time.time()
     clock = now - 2 * DAY
     ledger = SqliteLedger(tmp_path / "runs.db", now=lambda: clock)
-    for run_id, status in (("done", "final"), ("failed", "failed"), ("waiting", "needs_approval"), ("died", "running")):
+    statuses = {
+        "done": "final",
+        "stopped": "blocked",
+        "failed": "failed",
+        "waiting": "needs_approval",
+        "died": "running",
+    }
+    for run_id, status in statuses.items():
         await ledger.append(run_id, 0, b"{}", status=status)
     clock = now - HOUR
     await ledger.append("new", 0, b"{}", status="final")
-    assert await prune_runs(ledger, older_than=DAY, dry_run=True) == ["done"]
-    assert len(await ledger.runs()) == 5
-    assert await prune_runs(ledger, older_than=DAY) == ["done"]
+    assert await prune_runs(ledger, older_than=DAY, dry_run=True) == ["done", "stopped"]
+    assert len(await ledger.runs()) == 6
+    assert await prune_runs(ledger, older_than=DAY) == ["done", "stopped"]
     assert await prune_runs(ledger, older_than=DAY, statuses=["failed"]) == ["failed"]
     assert await prune_runs(ledger, older_than=DAY, statuses=None) == ["waiting", "died"]
     assert [run.run_id for run in await ledger.runs()] == ["new"]

@@ -74,7 +74,7 @@ class Budget:
     def is_used_up(self) -> bool:
         """Return True if the limit of tokens or of cost is reached."""
         tokens, cost = self._limits.tokens, self._limits.cost
-        if tokens is not None and self._count_tokens() >= tokens:
+        if tokens is not None and self.usage.total_tokens >= tokens:
             return True
         return cost is not None and self._prices is not None and self._sum_cost(self._prices) >= cost
 
@@ -99,18 +99,12 @@ class Budget:
         # A model may reuse the id of a call in a later turn.
         return turn == self._state.turns and any(call.call_id == call_id for call in self._state.open_calls)
 
-    def _count_tokens(self) -> int:
-        return self.usage.total_tokens
-
     def _sum_cost(self, prices: Prices) -> float:
         """Return the cost so far. The prices of a parent apply to subagents that have none."""
         unfinished = [child._sum_cost(child._prices or prices) for child in self._list_running()]
         spent = [paused.spent for paused in self._list_paused() if paused.spent]
         unfinished += [prices.compute_cost(each.usage) if each.cost is None else each.cost for each in spent]
-        return self._price(prices) + sum(unfinished)
-
-    def _price(self, prices: Prices) -> float:
-        return prices.compute_cost(self._state.unpriced_usage) + self._state.known_cost
+        return prices.compute_cost(self._state.unpriced_usage) + self._state.known_cost + sum(unfinished)
 
 
 class ParentRun:

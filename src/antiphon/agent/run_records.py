@@ -5,10 +5,13 @@ from collections.abc import Collection
 
 from msgspec import UNSET, Struct, structs
 
+from antiphon.agent.budget import Budget
+from antiphon.agent.entries import EndEntry
 from antiphon.agent.journal import Journal, load
 from antiphon.agent.limits import Prices
 from antiphon.agent.ownership import is_executed
-from antiphon.agent.resume import is_interrupted
+from antiphon.agent.resume import FINISHED, is_interrupted
+from antiphon.agent.task import Task
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Lease, Ledger, RunSummary, RunTaken, find_first_run
 from antiphon.protocol.json_text import JsonObject
@@ -17,14 +20,11 @@ from antiphon.tools.base import PendingToolCall
 
 RUNNING, INTERRUPTED = "running", "interrupted"
 
-FINISHED = ("final", "decision")
-"""The statuses of runs that cannot be resumed."""
-
 _ALL_RUNS = 2**31 - 1
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """A run in a ledger.
+    """A run in a ledger. Its usage, calls and cost include those of subagents, as in its outcome.
 
     `status` is the kind of the outcome, `running` while a process executes the run, or `interrupted` if its process has
     ended before the run. `pending` are the calls that wait for a person. A call that may have happened waits for one
@@ -71,7 +71,8 @@ async def read_run(ledger: Ledger, run_id: str, *, prices: Prices | None = None)
 def describe_run(journal: Journal, lease: Lease | None, *, prices: Prices | None = None) -> RunRecord:
     state = journal.state
     status = _find_status(RUNNING, lease) if state.ended is None else state.ended.kind
-    cost, currency = _find_cost(journal, prices)
+    budget = Budget(state, Task(prices=prices))
+    cost, currency = (budget.cost, budget.currency) if state.ended is None else _read_cost(state.ended)
     return RunRecord(
         run_id=journal.run_id,
         status=status,
@@ -79,12 +80,12 @@ def describe_run(journal: Journal, lease: Lease | None, *, prices: Prices | None
         model=state.overrides.model or state.model,
         started_at=state.started_at,
         turns=state.turns,
-        tool_calls=state.tool_calls,
-        usage=state.usage,
+        tool_calls=budget.tool_calls,
+        usage=budget.usage,
         cost=cost,
         currency=currency,
         pending=() if status == RUNNING else tuple(_find_pending(journal)),
-        history=tuple(state.history),
+        history=tuple(state.conversation),
     )
 
 
@@ -134,14 +135,8 @@ def _find_status(status: str, lease: Lease | None) -> str:
     return RUNNING if is_executed(lease) else INTERRUPTED
 
 
-def _find_cost(journal: Journal, prices: Prices | None) -> tuple[float | None, str | None]:
-    state = journal.state
-    if state.ended is not None:
-        ended = state.ended
-        return (None, None) if ended.cost is UNSET else (ended.cost, ended.currency or None)
-    if prices is None:
-        return None, None
-    return prices.compute_cost(state.unpriced_usage) + state.known_cost, prices.currency
+def _read_cost(ended: EndEntry) -> tuple[float | None, str | None]:
+    return (None, None) if ended.cost is UNSET else (ended.cost, ended.currency or None)
 
 
 def _find_pending(journal: Journal) -> list[PendingToolCall]:

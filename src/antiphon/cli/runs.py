@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from antiphon.agent.history import join_text
 from antiphon.agent.outcome import OutcomeKind
+from antiphon.agent.resume import FINISHED
 from antiphon.agent.run_records import (
-    FINISHED,
     INTERRUPTED,
     RUNNING,
     RunRecord,
