@@ -125,8 +125,6 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             turn_retries=turn_retries,
             output_retries=output_retries,
         )
-        if task.limits.cost is not None and prices is None:
-            raise ConfigError("The limit 'cost' requires 'prices'.")
         request: JsonObject = {"model": model, **(settings or {})}
         if isinstance(instructions, str):
             request["instructions"] = instructions
@@ -318,8 +316,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         result of the call from the outcome of a `final` run, instead of its text; it may be a coroutine function.
         """
         check_types(None, None, limits)
-        if limits is not None and limits.cost is not None and self._definition.task.prices is None:
-            raise ConfigError("The limit 'cost' requires 'prices'.")
+        self._definition.task.with_limits(limits)  # raises ConfigError if they need prices
         invoke = SubagentTool(self, limits=limits, read_output=read_output)
         return make_subagent_tool(invoke, name, description, needs_approval=needs_approval, timeout=timeout)
 

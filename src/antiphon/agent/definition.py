@@ -10,7 +10,6 @@ from antiphon.agent.entries import NO_OVERRIDES, Overrides
 from antiphon.agent.guardrails import NO_GUARDRAILS, Guardrails
 from antiphon.agent.handoffs import Handoff, InputFilter
 from antiphon.agent.history import ModelSupport
-from antiphon.agent.limits import Limits
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.participants import Participant
 from antiphon.agent.task import Task
@@ -115,7 +114,7 @@ class RunSetup:
         self._run_tools = list_fixed(tools)
         self._is_changing = definition.load_tools is not None or not is_fixed(tools)
         self._has_instructions = "instructions" in (overrides.settings or {})
-        self.task = _apply_limits(definition.task, overrides.limits)
+        self.task = definition.task.with_limits(overrides.limits)
         self._executor = definition.executor
         descriptions: Sequence[JsonObject] = definition.descriptions
         if tools or self._is_changing:
@@ -198,13 +197,6 @@ def split_tools(tools: Any) -> tuple[tuple[Tool, ...], list[JsonObject], LoadToo
     if not is_fixed(members):
         return own, [], functools.partial(load_all, members)
     return own, [each.describe() for each in fixed if isinstance(each, ServerTool)], None
-
-
-def _apply_limits(task: Task, limits: Limits | None) -> Task:
-    applied = task if limits is None else structs.replace(task, limits=limits)
-    if applied.limits.cost is not None and applied.prices is None:
-        raise ConfigError("The limit 'cost' requires 'prices'.")
-    return applied
 
 
 def _merge_settings(definition: Definition, overrides: Overrides) -> JsonObject:

@@ -4,7 +4,6 @@ The run goes on as that agent: with its instructions, tools, model, guardrails a
 the first agent. The journal records the handoff, so that a resumed run goes on in the right agent.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -13,11 +12,9 @@ import msgspec
 from antiphon.callbacks import call_callback
 from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
+from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, make_name
 from antiphon.tools.schema import JsonType
 
-_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_NAME_LENGTH = 64
 _NO_PARAMETERS = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
 SECOND_HANDOFF = "The call was not made: a turn can have one handoff, and it had another one before."
@@ -66,9 +63,8 @@ class Handoff:
         self._input_filter = input_filter
         self._on_handoff = on_handoff
         self._input_type = None if input_type is None else _make_input_type(input_type, agent.name)
-        tool_name = name or f"transfer_to_{_INVALID_CHARACTER.sub('_', agent.name)}"[:_MAX_NAME_LENGTH]
         self.tool = Tool(
-            name=tool_name,
+            name=name or make_name(f"transfer_to_{agent.name}"),
             description=description or f"Hand the conversation over to the agent '{agent.name}', which continues it.",
             parameters=_NO_PARAMETERS if self._input_type is None else self._input_type.schema,
             invoke=self._invoke,

@@ -1,9 +1,10 @@
 """The goal of a run: its limits, the type of its final answer, and the tool call that ends it."""
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.typed_output import TypedOutput
+from antiphon.errors import ConfigError
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -11,7 +12,8 @@ class Task(Struct, frozen=True, kw_only=True):
 
     `output` parses the final answer. A call of the tool named `decision` ends the run. With `reminder`, a turn of text
     alone does not end the run: the model gets this text and takes another turn. `output_retries` is the number of
-    further answers after one that does not match the output type, or that an output guardrail has sent back.
+    further answers after one that does not match the output type, or that an output guardrail has sent back. Raises
+    ConfigError for a limit of cost without prices.
     """
 
     limits: Limits = Limits()
@@ -21,3 +23,11 @@ class Task(Struct, frozen=True, kw_only=True):
     reminder: str | None = None
     turn_retries: int = 2
     output_retries: int = 1
+
+    def __post_init__(self) -> None:
+        if self.limits.cost is not None and self.prices is None:
+            raise ConfigError("The limit 'cost' requires 'prices'.")
+
+    def with_limits(self, limits: Limits | None) -> "Task":
+        """Return the task with these limits instead of its own; None leaves them."""
+        return self if limits is None else structs.replace(self, limits=limits)

@@ -14,6 +14,7 @@ import msgspec
 
 from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import JsonObject, read_json
+from antiphon.tools.base import make_name
 from antiphon.tools.function import encode_json
 from antiphon.tools.schema import JsonType, support_pydantic_unions
 
@@ -27,8 +28,6 @@ _DESCRIPTION = "Give the final answer. This ends the task."
 
 # A code block in Markdown.
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
-_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_NAME_LENGTH = 64
 
 
 class ObjectType:
@@ -216,8 +215,7 @@ def _split(kind: Any) -> Sequence[Any]:
 
 
 def _make_name(kind: Any) -> str:
-    name = getattr(kind, "__name__", str(kind))
-    return f"{OUTPUT_TOOL}_{_INVALID_CHARACTER.sub('_', name)}"[:_MAX_NAME_LENGTH]
+    return make_name(f"{OUTPUT_TOOL}_{getattr(kind, '__name__', kind)}")
 
 
 def _describe(kind: Any) -> str:

@@ -24,7 +24,9 @@ OnInterrupt = Literal["ask", "retry", "tell"]
 `ask`: pause until a person decides. `retry`: call again with the same idempotency key. `tell`: report it to the model.
 """
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_NAME_LENGTH = 64
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{_MAX_NAME_LENGTH}}}")
+_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class RunContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True):
@@ -163,6 +165,11 @@ class ApprovalRequired(Exception):
         super().__init__("waiting for approval")
         self.calls = calls
         self.state = state
+
+
+def make_name(text: str) -> str:
+    """Return a text as the name of a tool: other characters become "_", and a long text is cut off."""
+    return _INVALID_CHARACTER.sub("_", text)[:_MAX_NAME_LENGTH]
 
 
 def require_name(name: str) -> None:

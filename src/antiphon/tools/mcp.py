@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
@@ -13,7 +12,7 @@ from msgspec import Struct, field
 
 from antiphon.errors import AntiphonError, ConfigError, Unavailable
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult
+from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult, make_name
 from antiphon.tools.executor import make_error_result
 from antiphon.tools.mcp_client import McpClient
 from antiphon.tools.mcp_connection import (
@@ -43,8 +42,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _DEFAULT_TIMEOUT = 300.0
-_MAX_NAME_LENGTH = 64
-_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpOptions(TypedDict, total=False):
@@ -154,7 +151,7 @@ class McpServer:
     def _make_tools(self, listed: "list[McpTool]") -> list[Tool]:
         allowed = self._options.get("allow")
         tools = [self._make_tool(tool) for tool in listed if allowed is None or tool.name in allowed]
-        prefix = _INVALID_CHARACTER.sub("_", self._options.get("prefix", ""))
+        prefix = make_name(self._options.get("prefix", ""))
         if self._options.get("resource_tools", False):
             tools += make_resource_tools(self, prefix)
         if self._options.get("prompt_tools", False):
@@ -204,7 +201,7 @@ class McpServer:
         repeatable = self._options.get("repeatable", is_idempotent)
         retries = self._find_option("retries", listed.name, 0)
         return Tool(
-            name=_INVALID_CHARACTER.sub("_", self._options.get("prefix", "") + listed.name)[:_MAX_NAME_LENGTH],
+            name=make_name(self._options.get("prefix", "") + listed.name),
             description=listed.description or listed.title or listed.name,
             parameters=parameters,
             strict=is_strict(parameters),
