@@ -136,6 +136,53 @@ def test_deferred_server_is_listed_by_the_first_search_only(mcp: WireServer) -> 
     assert (mcp.methods.count("tools/list"), len(mcp.calls)) == (1, 2)
 
 
+SERVER: Any = {"type": "mcp", "server_label": "s"}
+CHOSEN = {
+    "native_tools": ["function"],
+    "rules": [
+        {"last_item": "function_call_output", "text": "5", "answers": ["Done."]},
+        {"last_item": "function_call_output", "answers": [[call("s__log", "call_1"), call("s__add", "call_2")]]},
+        {"user": "search", "answers": [[SEARCH]]},
+        {"answers": [[call("s__add")]]},
+    ],
+}
+
+
+def allow(*tools: Any) -> Any:
+    return {"type": "allowed_tools", "mode": "required", "tools": list(tools)}
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("search", allow({"type": "tool_search"}, SERVER | {"name": "add"})),
+        ("search", allow({"type": "tool_search"}, SERVER)),
+        ("call", allow(SERVER | {"name": "add"})),
+        ("call", allow(SERVER)),
+        ("call", SERVER | {"name": "add"}),
+        ("call", SERVER),
+    ],
+)
+def test_choice_of_a_deferred_server_lets_the_model_call_it(mcp: WireServer, text: str, choice: Any) -> None:
+    tools = HostedTools([McpHostedTool(HostedSetup(settings=SETTINGS))])
+    live = LiveServer(CHOSEN, SETTINGS, hosted_tools=tools)
+    own: Any = {"type": "function", "name": "log", "parameters": {"type": "object", "properties": {}}}
+    deferred: Any = [{"type": "tool_search"}, entry(mcp, defer_loading=True), own]
+    try:
+        response = live.client().responses.create(model="scripted", input=text, tools=deferred, tool_choice=choice)
+    finally:
+        live.stop()
+    allowed = ["log", "add"] if text == "search" and choice["tools"][1] == SERVER else ["add"]
+    searched = ["tool_search_call", "tool_search_output"] if text == "search" else []
+    assert [item.type for item in response.output] == [
+        "mcp_list_tools",
+        *searched,
+        *["mcp_call"] * len(allowed),
+        "message",
+    ]
+    assert ([name for name, _ in mcp.calls], response.output_text) == (allowed, "Done.")
+
+
 def test_function_of_the_client_keeps_its_name(server: LiveServer, mcp: WireServer) -> None:
     function = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
     client = server.client()

@@ -102,7 +102,7 @@ class HostedLoop:
                         response_id,
                         resumed=bool(journal.recorded),
                         has_begun=has_begun,
-                        can_defer=toolset.has_search and not capabilities.any_tool,
+                        can_defer=toolset.can_defer(tool) and not capabilities.any_tool,
                     )
                     stack.push_async_callback(opened.session.close)
                     toolset.add(opened)

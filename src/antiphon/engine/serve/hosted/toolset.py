@@ -161,6 +161,19 @@ class HostedToolset:
             return []
         return [NamespaceTool(opened.session.label, description, deferred)]
 
+    def can_defer(self, tool: Tool | Unknown) -> bool:
+        """Return True if the model can find the functions of a tool by a search.
+
+        A choice of the tool, or one that does not allow the search, needs its functions at once.
+        """
+        choice = self._request.tool_choice
+        if not self.has_search or not isinstance(tool, McpTool):
+            return self.has_search
+        if isinstance(choice, AllowedToolsChoice):
+            kinds = {entry.get("type") for entry in choice.tools}
+            return "tool_search" in kinds or not any(_names_server(entry, tool) for entry in choice.tools)
+        return not (isinstance(choice, McpChoice) and choice.server_label == tool.server_label)
+
     def list_unloaded(self) -> list[OpenSession]:
         """Return the sessions whose functions are loaded before the first tool search."""
         return [opened for opened in self._sessions if opened.session.is_deferred]
@@ -178,7 +191,7 @@ class HostedToolset:
             tools = [
                 each
                 for index, entry in enumerate(choice.tools)
-                for each in self._translate_allowed(entry, f"tool_choice.tools[{index}]")
+                for each in self._translate_allowed(entry, f"tool_choice.tools[{index}]", is_first=is_first)
             ]
             mode = "auto" if choice.mode == "required" and not is_first else choice.mode
             return AllowedToolsChoice(tools or [{"type": "function", "name": ""}], mode)
@@ -196,12 +209,19 @@ class HostedToolset:
             return FunctionChoice(names[0])
         return AllowedToolsChoice([{"type": "function", "name": each} for each in names], "required")
 
-    def _translate_allowed(self, entry: JsonObject, path: str) -> list[JsonObject]:
+    def _translate_allowed(self, entry: JsonObject, path: str, *, is_first: bool) -> list[JsonObject]:
         names = self._list_chosen_by(entry)
         label, name = entry.get("server_label"), entry.get("name")
-        if not names and entry.get("type") == "mcp" and isinstance(label, str) and isinstance(name, str):
+        if names or entry.get("type") != "mcp" or not isinstance(label, str):
+            return [{"type": "function", "name": name} for name in names] if names else [entry]
+        if any(opened.session.is_deferred and _names_server(entry, opened.entry) for opened in self._sessions):
+            # The functions get their names when a search loads them.
+            if name is None:
+                return [{"type": "namespace", "name": label}]
+            return [{"type": "function", "name": name, "namespace": label}]
+        if is_first and isinstance(name, str):
             self._check_name(label, name, path)
-        return [{"type": "function", "name": name} for name in names] if names else [entry]
+        return [entry]
 
     def _check_name(self, label: str, name: str, path: str) -> None:
         """Raise InvalidRequest if the server has been listed and does not offer the tool. `path` is of the choice."""
@@ -229,6 +249,11 @@ class HostedToolset:
             and label in (None, getattr(self._sessions[index].entry, "server_label", None))
             and name in (None, own)
         ]
+
+
+def _names_server(entry: JsonObject, tool: Tool | Unknown) -> bool:
+    """Return True if an entry of `allowed_tools` allows an MCP server, or one of its tools."""
+    return entry.get("type") == "mcp" and entry.get("server_label") == getattr(tool, "server_label", None)
 
 
 def allows_caller(tool: Tool | Unknown, caller: Caller) -> bool:

@@ -102,7 +102,8 @@ class Emulator(Stage):
                         yield await _feed(translator, batch[:-1])
                         if translator.has_search:
                             is_loaded = True
-                            yield await _load_deferred(translated)
+                            translated, listed = await _load_deferred(translated)
+                            yield listed
                         output = await _feed(translator, batch[-1:])
                     else:
                         output = await _feed(translator, batch)
@@ -118,12 +119,11 @@ async def _feed(translator: AnswerTranslator, batch: Sequence[Delta]) -> list[De
     return await asyncio.to_thread(translator.feed, batch) if translator.is_costly(batch) else translator.feed(batch)
 
 
-async def _load_deferred(translated: TranslatedTurn) -> list[Delta]:
+async def _load_deferred(translated: TranslatedTurn) -> tuple[TranslatedTurn, list[Delta]]:
     """Add the tools that a search may find, and return the deltas of the items that list them."""
     assert translated.turn.load_deferred is not None
     tools, output = await translated.turn.load_deferred()
-    translated.catalog.add_sources(tools)
-    return output
+    return translated.add_sources(tools), output
 
 
 def add_emulated_capabilities(native: Capabilities) -> Capabilities:

@@ -91,7 +91,9 @@ def _list_allowed_names(allowed: JsonObject, catalog: Catalog) -> list[str]:
     if kind == "namespace":
         return [entry.name for entry in catalog if _has_name(entry.namespace, name)]
     if kind in ("function", "tool", "custom"):
-        entry = catalog.get(ToolKey("named", namespace, str(name))) or catalog.find(str(name))
+        entry = catalog.get(ToolKey("named", namespace, str(name)))
+        if entry is None and namespace in (None, name):  # a deferred function is its own namespace
+            entry = catalog.find(str(name))
         return [entry.name] if entry is not None else []
     entry = catalog.get(make_type_key(str(kind)))
     return [entry.name] if entry is not None else [str(kind)]

@@ -1,5 +1,7 @@
 """Translation of a turn for a backend that only supports function tools, and perhaps no JSON schemas."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from antiphon.backends.base import Capabilities, Turn
@@ -15,12 +17,18 @@ from antiphon.protocol.unions import Tagged, Unknown, copy_struct
 
 
 class TranslatedTurn(msgspec.Struct, frozen=True):
-    """The turn for the backend, and the data to translate its answer."""
+    """The turn for the backend, and the data to translate its answer. `request` is the request before translation."""
 
     turn: Turn
     catalog: Catalog
     rules: CallRules
     check: JsonOutputCheck | None
+    request: CreateRequest
+
+    def add_sources(self, tools: Sequence[Tool | Unknown]) -> "TranslatedTurn":
+        """Add tools that a search may find, and return the turn with the rules for calls of them."""
+        self.catalog.add_sources(tools)
+        return msgspec.structs.replace(self, rules=read_call_rules(self.request, self.catalog))
 
     def extend(self, items: Items, *, max_tokens: int | None) -> "TranslatedTurn":
         """Return the turn with these items added, with the tools that are loaded by now."""
@@ -64,7 +72,7 @@ def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
     request = turn.request if check is None else _add_format_instructions(turn.request, check)
     if native.any_tool:
         return TranslatedTurn(
-            msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), CallRules(), check
+            msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), CallRules(), check, request
         )
     catalog = Catalog(request.tools or [], turn.items, native.tools)
     if turn.load_deferred is not None:
@@ -76,10 +84,12 @@ def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
     if rules.must_call and not tools:
         message = "'tool_choice' requires a call, but there is no tool that could be called."
         raise InvalidRequest(message, param="tool_choice", code="invalid_value")
-    request = copy_struct(request)
-    request.tools, request.tool_choice = (tools, choice) if tools else (None, None)
+    translated = copy_struct(request)
+    translated.tools, translated.tool_choice = (tools, choice) if tools else (None, None)
     items = translate_items(turn.items, catalog, custom="custom" in native.tools, images=native.images)
-    return TranslatedTurn(msgspec.structs.replace(turn, request=request, items=items), catalog, rules, check)
+    return TranslatedTurn(
+        msgspec.structs.replace(turn, request=translated, items=items), catalog, rules, check, request
+    )
 
 
 def _add_format_instructions(request: CreateRequest, check: JsonOutputCheck) -> CreateRequest:
