@@ -94,6 +94,53 @@ async def test_running_response_is_in_progress(make_harness: Any) -> None:
     assert await harness.engine.retrieve("default", done.id) == done
 
 
+async def list_input(harness: EngineHarness, response_id: str, project: str = "default", **page: Any) -> Any:
+    return await harness.engine.input_items(project, response_id, **{"after": None, "limit": 20, "order": "asc"} | page)
+
+
+async def test_input_of_a_running_response_is_listed(make_harness: Any) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}]})
+    run = await harness.ask([{"role": "user", "content": text} for text in ("one", "two", "three")])
+    reader = asyncio.create_task(run.drain())
+    await harness.backend.reached("gate")
+    listed = await list_input(harness, run.response.id)
+    last = await list_input(harness, run.response.id, after=listed.data[2].id, limit=1, order="desc")
+    with pytest.raises(NotFound):
+        await list_input(harness, run.response.id, project="other")
+    harness.backend.release("gate")
+    await reader
+    assert [item.content[0].text for item in listed.data] == ["one", "two", "three"]
+    assert (last.data, last.has_more) == (listed.data[1:2], True)
+    assert await list_input(harness, run.response.id) == listed
+
+
+async def test_deleted_running_response_is_cancelled_and_not_stored(make_harness: Any) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}]})
+    run = await harness.ask()
+    reader = asyncio.create_task(run.drain())
+    await harness.backend.reached("gate")
+    with pytest.raises(NotFound):
+        await harness.engine.delete("other", run.response.id)
+    await harness.engine.delete("default", run.response.id)
+    assert (await reader).status == "cancelled"
+    for operation in (harness.engine.retrieve, harness.engine.delete):
+        with pytest.raises(NotFound):
+            await operation("default", run.response.id)
+
+
+async def test_running_response_without_storage_is_not_deleted(make_harness: Any) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}, {"text": "Done."}]})
+    run = await harness.ask(store=False)
+    reader = asyncio.create_task(run.drain())
+    await harness.backend.reached("gate")
+    with pytest.raises(NotFound):
+        await harness.engine.delete("default", run.response.id)
+    with pytest.raises(NotFound):
+        await list_input(harness, run.response.id)
+    harness.backend.release("gate")
+    assert (await reader).status == "completed"
+
+
 async def test_chain_keeps_order_and_can_fork(make_harness: Any) -> None:
     harness = await make_harness({"default": "{history} items, last {input}"})
     first = await harness.answer("one")

@@ -46,7 +46,7 @@ async def test_response_may_be_on_an_unresponsive_process_until_its_lease_ends(
 ) -> None:
     for seconds in silent:
         harness.engine.connect(RecordingLink(seconds), lambda kind, changed_id, last: None)
-    for operation in (harness.engine.retrieve, harness.engine.cancel):
+    for operation in (harness.engine.retrieve, harness.engine.cancel, harness.engine.delete):
         with pytest.raises(NotFound if retry_after is None else Unavailable) as refusal:
             await operation("default", "resp_1")
         error = refusal.value

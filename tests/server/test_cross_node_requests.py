@@ -114,13 +114,27 @@ def test_foreground_response_in_progress_is_served_alike(
         assert retrieved["instructions"] == LONG
         assert call(second, "GET", f"{path}?stream=true") == (400, RESUME_REFUSED)
         assert call(second, "GET", f"{path}?stream=true&starting_after=0") == (400, RESUME_REFUSED)
-        assert call(second, "DELETE", path) == (404, make_not_found(path))
+        status, listed = call(second, "GET", f"{path}/input_items")
+        assert (status, [item["content"][0]["text"] for item in listed["data"]]) == (200, ["wait"])
         status, cancelled = call(second, "POST", f"{path}/cancel")
         assert (status, cancelled["id"], cancelled["status"]) == (200, path, "cancelled")
         assert stream.read_last()["response"] == cancelled
     assert call(second, "GET", path) == call(nodes[0], "GET", path) == (200, cancelled)
     assert call(second, "POST", f"{path}/cancel") == (200, cancelled)
     assert call(second, "GET", f"{path}?stream=true") == (400, RESUME_REFUSED)
+
+
+@pytest.mark.parametrize("begin", [SseStream, WebSocketStream])
+def test_foreground_response_in_progress_is_deleted_alike(
+    nodes: list[LiveServer], second: LiveServer, begin: Begin
+) -> None:
+    with closing(begin(nodes[0])) as stream:
+        path = stream.read()["response"]["id"]
+        assert call(second, "DELETE", path, BOB) == (404, make_not_found(path))
+        assert call(second, "DELETE", path) == (200, {"id": path, "object": "response", "deleted": True})
+        assert stream.read_last()["response"]["status"] == "cancelled"
+    for node in (nodes[0], second):
+        assert call(node, "GET", path) == (404, make_not_found(path))
 
 
 def test_foreground_response_without_storage_is_cancelled_only(nodes: list[LiveServer], second: LiveServer) -> None:

@@ -17,7 +17,7 @@ from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.expiry import ExpirySweeper, claim_effect, compute_expiry
 from antiphon.engine.files.loader import FileServiceLoader, StoredImages, VectorSearch
-from antiphon.engine.foreground import ForegroundResponses
+from antiphon.engine.foreground import ForegroundResponses, report_unknown
 from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.node_settings import NodeSettings
 from antiphon.engine.observer import EngineObserver
@@ -37,7 +37,7 @@ from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
 from antiphon.engine.storage_quota import StorageQuota
 from antiphon.engine.usage import UsageRecorder
-from antiphon.errors import InvalidRequest, NotFound, Unavailable
+from antiphon.errors import InvalidRequest, Unavailable
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import OnChange, RunKey, Store, StoredResponse
@@ -88,7 +88,7 @@ class Engine:
         self.hosted_tools = hosted_tools
         self._pipeline = self._make_pipeline(backends, self._policy, hosted_tools)
         self._replaced = ReplacedPipelines()
-        self._foreground = ForegroundResponses(lease=self._policy.background_lease_seconds)
+        self._foreground = ForegroundResponses(store, lease=self._policy.background_lease_seconds)
         self._worker = Worker(
             store,
             self._pipeline,
@@ -338,6 +338,7 @@ class Engine:
             warnings=join_warnings(serving.warnings, prepared.warnings),
             limits=self._policy.answer_limits,
             encoded=encoded,
+            input_items=prepared.input,
         )
 
     def _record_end(self, prepared: Prepared, project: str, key_id: str, run: Run) -> None:
@@ -401,7 +402,7 @@ class Engine:
                 return cancelled
             stored = await self._store.load(project, response_id)  # it may have ended meanwhile
             if stored is None:
-                raise unanswered or _not_found(response_id)
+                raise unanswered or report_unknown(response_id)
         if stored.response.status in FINAL_STATUSES:
             if not stored.response.background and stored.response.status != "cancelled":
                 raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
@@ -412,7 +413,7 @@ class Engine:
     async def follow(self, project: str, response_id: str, *, after: int) -> EventPages:
         """Return the events of a background response after this sequence number: the stored ones, then new ones."""
         response = await self._store.load_bare_response(project, response_id)
-        response = response or await self._find_in_progress(project, response_id)
+        response = response or await self._foreground.find(project, response_id)
         if not response.background:
             raise InvalidRequest(
                 "Only the stream of a background response can be resumed: create it with 'background: true'.",
@@ -439,28 +440,12 @@ class Engine:
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""
         response = await self._store.load_response(project, response_id)
-        return response or await self._find_in_progress(project, response_id)
-
-    async def _find_in_progress(self, project: str, response_id: str) -> Response:
-        """Return a foreground response that was not in the store. Raises NotFound if no process has it.
-
-        Raises Unavailable if a process that may have it does not answer.
-        """
-        response = self._foreground.find(project, response_id)
-        unanswered: Unavailable | None = None
-        try:
-            response = response or await self._foreground.find_elsewhere(project, response_id)
-        except Unavailable as error:
-            unanswered = error
-        if response is None:  # it may have ended, and been stored, since the store was read
-            response = await self._store.load_response(project, response_id)
-        if response is None:
-            raise unanswered or _not_found(response_id)
-        return response
+        return response or await self._foreground.find(project, response_id)
 
     async def delete(self, project: str, response_id: str) -> None:
+        """Delete a response. One that is in progress is stopped."""
         if not await self._store.delete(project, response_id):
-            raise _not_found(response_id)
+            await self._foreground.delete(project, response_id)
         self._background.stop(RunKey(project, response_id))
 
     async def input_items(
@@ -469,13 +454,13 @@ class Engine:
         """Return a page of the response's own input items."""
         rows = await self._store.list_input_items(project, response_id, after=after, limit=limit, order=order)
         if rows is None:
-            raise _not_found(response_id)
+            rows = await self._foreground.list_input_items(project, response_id, after=after, limit=limit, order=order)
         return make_page(rows.items, has_more=rows.has_more)
 
     async def _load(self, project: str, response_id: str) -> StoredResponse:
         stored = await self._store.load(project, response_id)
         if stored is None:
-            raise _not_found(response_id)
+            raise report_unknown(response_id)
         return stored
 
 
@@ -483,7 +468,3 @@ def _release(pipeline: Pipeline, share: HistoryShare | None) -> None:
     pipeline.release()
     if share is not None:
         share.close()
-
-
-def _not_found(response_id: str) -> NotFound:
-    return NotFound(f"Response with id '{response_id}' not found.", param="response_id")

@@ -6,6 +6,7 @@ the server, or another node.
 
 import asyncio
 import math
+from functools import partial
 
 import msgspec
 
@@ -14,13 +15,14 @@ from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.respond.run import Run
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import Serving
-from antiphon.errors import Unavailable
+from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
-from antiphon.store.base import RunKey
+from antiphon.store.base import ItemRows, Order, RunKey, Store
 from antiphon.store.peer_link import PeerLink, PeersUnresponsive
+from antiphon.store.record import unpack_page
 
-_CANCEL, _RETRIEVE = "cancel", "retrieve"
+_CANCEL, _RETRIEVE, _INPUT = "cancel", "retrieve", "input"
 # Other ids are not sent to all processes, because none has such a response.
 _ID_PREFIX = "resp_"
 _MAX_ID_LENGTH = 200
@@ -31,10 +33,12 @@ _MAX_RETRY_SECONDS = 30
 class ForegroundResponses:
     """The foreground responses of this process, and questions to other processes about theirs.
 
-    A process that has not answered for `lease` seconds is regarded as dead. Its responses are unknown then.
+    They are saved in `store` when they end. A process that has not answered for `lease` seconds is regarded as dead.
+    Its responses are unknown then.
     """
 
-    def __init__(self, *, lease: float) -> None:
+    def __init__(self, store: Store, *, lease: float) -> None:
+        self._store = store
         self._lease = lease
         self._runs: dict[RunKey, Run] = {}
         self._starting: set[asyncio.Task[object]] = set()
@@ -50,6 +54,7 @@ class ForegroundResponses:
         """Ask the processes of this link for their responses, and answer their questions."""
         link.answers[_CANCEL] = self._answer_cancel
         link.answers[_RETRIEVE] = self._answer_retrieve
+        link.answers[_INPUT] = self._answer_input
         self._links.append(link)
 
     def check_accepting(self) -> None:
@@ -87,14 +92,51 @@ class ForegroundResponses:
         for task in self._starting:
             task.cancel()
 
-    def find(self, project: str, response_id: str) -> Response | None:
-        """Return a response of this process that will be stored, as it began."""
+    def _find_stored(self, project: str, response_id: str) -> Run | None:
+        """Return a run of this process whose response will be stored."""
         run = self._runs.get(RunKey(project, response_id))
-        return run.begun if run is not None and run.begun.store else None
+        return run if run is not None and run.begun.store else None
 
-    async def find_elsewhere(self, project: str, response_id: str) -> Response | None:
-        """Return a response that another process has begun. Raises Unavailable if that cannot be found out."""
-        return await self._ask(_RETRIEVE, project, response_id)
+    async def find(self, project: str, response_id: str) -> Response:
+        """Return a response that was not in the store. Raises NotFound if no process has it.
+
+        Raises Unavailable if a process that may have it does not answer.
+        """
+        run = self._find_stored(project, response_id)
+        response = run.begun if run is not None else None
+        unanswered: Unavailable | None = None
+        try:
+            if response is None and (answer := await self._ask(_RETRIEVE, project, response_id)):
+                response = await _decode(answer)
+        except Unavailable as error:
+            unanswered = error
+        if response is None:  # it may have ended, and been stored, since the store was read
+            response = await self._store.load_response(project, response_id)
+        if response is None:
+            raise unanswered or report_unknown(response_id)
+        return response
+
+    async def list_input_items(
+        self, project: str, response_id: str, *, after: str | None, limit: int, order: Order
+    ) -> ItemRows:
+        """Return a page of the input of a response that was not in the store. Raises as `find` does."""
+        await self.find(project, response_id)
+        encoded = await self._encode_input(project, response_id) or await self._ask(_INPUT, project, response_id)
+        if encoded:
+            unpack = partial(unpack_page, after=after, limit=limit, order=order)
+            return await offload.run_sized(len(encoded), unpack, response_id, encoded)
+        rows = await self._store.list_input_items(project, response_id, after=after, limit=limit, order=order)
+        if rows is None:
+            raise report_unknown(response_id)
+        return rows
+
+    async def delete(self, project: str, response_id: str) -> None:
+        """Cancel and delete a response that was not in the store. Raises as `find` does."""
+        await self.find(project, response_id)
+        if await self.cancel(project, response_id) is None:
+            await self.cancel_elsewhere(project, response_id)
+        if not await self._store.delete(project, response_id):  # it is stored when it is cancelled
+            raise report_unknown(response_id)
 
     async def cancel(self, project: str, response_id: str) -> Response | None:
         """Cancel a response of this process, and return it. None if there is no such response."""
@@ -105,10 +147,12 @@ class ForegroundResponses:
         return run.response
 
     async def cancel_elsewhere(self, project: str, response_id: str) -> Response | None:
-        """Cancel a response of another process, and return it. Raises Unavailable, as `find_elsewhere`."""
-        return await self._ask(_CANCEL, project, response_id)
+        """Cancel a response of another process, and return it. Raises Unavailable if that cannot be found out."""
+        answer = await self._ask(_CANCEL, project, response_id)
+        return await _decode(answer) if answer else None
 
-    async def _ask(self, kind: str, project: str, response_id: str) -> Response | None:
+    async def _ask(self, kind: str, project: str, response_id: str) -> bytes | None:
+        """Return the answer of the process that has a response, or None."""
         if len(response_id) > _MAX_ID_LENGTH or not response_id.startswith(_ID_PREFIX):
             return None
         question = msgspec.json.encode((project, response_id))
@@ -120,7 +164,7 @@ class ForegroundResponses:
                 silent_seconds = min(error.seconds, silent_seconds)
                 continue
             if answers:
-                return await offload.run_sized(len(answers[0]), codec.decode_response, answers[0])
+                return answers[0]
         if silent_seconds < self._lease:
             raise Unavailable(
                 f"Response with id '{response_id}' is not stored. A node that does not answer may have it in progress.",
@@ -134,11 +178,28 @@ class ForegroundResponses:
         return await _encode(await self.cancel(*_decode_key(payload)))
 
     async def _answer_retrieve(self, payload: bytes) -> bytes:
-        return await _encode(self.find(*_decode_key(payload)))
+        run = self._find_stored(*_decode_key(payload))
+        return await _encode(None if run is None else run.begun)
+
+    async def _answer_input(self, payload: bytes) -> bytes:
+        return await self._encode_input(*_decode_key(payload))
+
+    async def _encode_input(self, project: str, response_id: str) -> bytes:
+        """Return the input of a response of this process as JSON; nothing if there is no such response."""
+        run = self._find_stored(project, response_id)
+        return b"" if run is None else await offload.run_in_thread(codec.encode, run.input_items)
+
+
+def report_unknown(response_id: str) -> NotFound:
+    return NotFound(f"Response with id '{response_id}' not found.", param="response_id")
 
 
 def _decode_key(payload: bytes) -> tuple[str, str]:
     return msgspec.json.decode(payload, type=tuple[str, str])
+
+
+async def _decode(answer: bytes) -> Response:
+    return await offload.run_sized(len(answer), codec.decode_response, answer)
 
 
 async def _encode(response: Response | None) -> bytes:

@@ -63,6 +63,7 @@ class Run:
     `begun` is the response as it began, and `response` its current state. `replayed` are the deltas of an earlier
     attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails.
     `encoded` has the JSON of the final response if it was encoded to be saved.
+    `input_items` are those of a foreground response.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Run:
         replayed: Sequence[Delta] = (),
         limits: AnswerLimits = _DEFAULT_LIMITS,
         encoded: EncodedResponse | None = None,
+        input_items: Sequence[Item | Unknown] = (),
     ) -> None:
         self.begun = begun
+        self.input_items = input_items
         self.request = request
         self.warnings = warnings
         self.encoded = encoded
