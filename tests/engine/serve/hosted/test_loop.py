@@ -142,6 +142,19 @@ async def test_calls_beyond_max_tool_calls_are_not_run_but_answered() -> None:
     )
 
 
+async def test_model_reads_parallel_calls_before_their_outputs() -> None:
+    calls = [make_call(query, call_id=query) for query in ("cats", "dogs", "birds")]
+    async with run_engine(make_script(calls, [make_call("fish", call_id="fish")], "Done."), RecordingTool()) as harness:
+        await harness.answer(tools=[FILE_SEARCH], max_tool_calls=2)
+        last = harness.turns[-1]
+    called, answered = "function_call", "function_call_output"
+    assert [(item.type, item.call_id) for item in last.items[1:]] == [
+        *((called, query) for query in ("cats", "dogs", "birds")),
+        *((answered, query) for query in ("cats", "dogs", "birds")),
+        *((called, "fish"), (answered, "fish")),
+    ]
+
+
 async def test_model_that_never_stops_calling_ends_at_the_limit() -> None:
     tool = RecordingTool()
     async with run_engine(make_script([make_call("again")]), tool, max_hosted_calls=3) as harness:

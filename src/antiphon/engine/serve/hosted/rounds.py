@@ -10,7 +10,7 @@ again and continues after them.
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -95,6 +95,7 @@ class HostedRun:
         self._replayed = replayed
         self._output = OutputRecord()
         self._context: Items = []
+        self._round_start = 0  # the index in the context of the first hosted call of the last answer
         self._early: list[Delta] = []
         self._unfinished: list[AnswerCall] = []
         self._awaits_client = False
@@ -246,6 +247,7 @@ class HostedRun:
         )
         self._count_answer(records, reader.usage, awaits_client=reader.awaits_client)
         self._add_to_context(emitted)
+        self._round_start = len(self._context)
 
     def _count_answer(self, records: Sequence[CallRecord], usage: Usage | None, *, awaits_client: bool) -> None:
         self._answers += 1
@@ -269,9 +271,15 @@ class HostedRun:
             self._awaits_client |= call.needs_client
             if call.needs_client:
                 self._budget.give_back()
-        self._context += [item for each in calls for item in _make_refusal(each.record)]
+        self._end_round([each.record for each in calls])
 
     # Context
+
+    def _end_round(self, records: Iterable[CallRecord]) -> None:
+        """Add the refused calls, and order the calls before their outputs, as parallel calls of one answer."""
+        self._context += [item for record in records for item in _make_refusal(record)]
+        calls = self._context[self._round_start :]
+        self._context[self._round_start :] = sorted(calls, key=lambda item: not isinstance(item, FunctionCall))
 
     def _add_to_context(self, emitted: Sequence[Delta]) -> None:
         """Add the items of these deltas to the context of the next model call."""
@@ -312,7 +320,7 @@ class HostedRun:
                 begun[step.key] = step.is_repeatable
                 continue
             if isinstance(step, AnswerStep):
-                self._context += [item for record in calls.values() for item in _make_refusal(record)]
+                self._end_round(calls.values())
                 calls = {record.key: record for record in step.calls}
                 self._restore_answer(step)
             elif isinstance(step, OutcomeStep):
@@ -321,6 +329,8 @@ class HostedRun:
                 if step.needs_client:
                     self._budget.give_back()
             self._add_to_context(decode_deltas(step.deltas))
+            if isinstance(step, AnswerStep):
+                self._round_start = len(self._context)
         for parent in nested:
             if parent in ended:  # a program that is run again counts its calls itself
                 self._budget.take()
