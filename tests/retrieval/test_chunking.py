@@ -1,15 +1,18 @@
 """Chunks cover the text, overlap as requested, and have windows that fit the model."""
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.retrieval.chunking import WINDOW_TOKENS, ChunkedText, EstimatingTokenizer
+from antiphon.retrieval.chunking import MAX_TOKEN_CHARACTERS, WINDOW_TOKENS, ChunkedText, EstimatingTokenizer
 
 WORDS = " ".join(f"word{number}" for number in range(3000))
 
 
 @given(
-    st.lists(st.sampled_from(["word", "longerword", "漢字", "!", "\n", " ", "a"]), max_size=600),
+    st.lists(st.sampled_from(["word", "longerword", "漢字", "!", "\n", " ", "a", " " * 200]), max_size=600),
     st.integers(100, 400),
     st.integers(0, 50),
 )
@@ -44,3 +47,20 @@ def test_text_without_overlap_is_split_once() -> None:
 def test_short_text_is_one_chunk() -> None:
     (chunk,) = ChunkedText("One short text.", EstimatingTokenizer()).list_chunks(800, 400)
     assert (chunk.text, chunk.windows) == ("One short text.", [(0, 4)])
+
+
+class WordTokenizer:
+    """Takes each word as one token, like a tokenizer that does not know it."""
+
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
+        starts = [word.start() for word in re.finditer(r"\S+", text)]
+        return [7] * len(starts), starts
+
+
+@pytest.mark.parametrize("text", ["z" * 300_000, "one" + " " * 300_000 + "two", "one " + "z" * 300_000 + " two"])
+def test_long_word_and_long_space_do_not_make_a_chunk_larger(text: str) -> None:
+    chunked = ChunkedText(text, WordTokenizer())
+    chunks = list(chunked.list_chunks(100, 0))
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert max(len(chunk.text) for chunk in chunks) <= 100 * MAX_TOKEN_CHARACTERS
+    assert set(chunked.ids) == {7}

@@ -28,6 +28,7 @@ def extract(tmp_path: Path, name: str, content: bytes, *, limit: int = 1_000_000
         ("a.txt", "Grüße".encode("utf-16"), "Grüße"),
         ("a.txt", "Plain text".encode("utf-16-le"), "Plain text"),
         ("a.txt", "Plain text".encode("utf-16-be"), "Plain text"),
+        ("a.log", b"\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
         ("a.md", b"# Title\n\nText", "# Title\n\nText"),
         ("a.py", b"def f():\n    return 1\n", "def f():\n    return 1\n"),
         ("a.json", b'{"a": [1, 2]}', '{"a": [1, 2]}'),

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 WINDOW_TOKENS = 230
 _MAX_MOVE = 20
 _SEGMENT_CHARACTERS = 200_000
+# A longer token, or one with more space after it, counts as several. A tokenizer may take a word of any length as one.
+MAX_TOKEN_CHARACTERS = 64
 # An estimate of tokens: a CJK character, up to six letters, or any other character.
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w{1,6}|[^\w\s]")
 
@@ -37,16 +39,25 @@ class TextChunk(NamedTuple):
 
 
 class ChunkedText:
-    """A tokenized text. `ids` are the ids of all tokens."""
+    """A tokenized text. `ids` are the ids of all tokens. A very long token is repeated."""
 
     def __init__(self, text: str, tokenizer: TextTokenizer) -> None:
         self._text = text
         self.ids = array("i")
         self._starts = array("q")
         for start, segment in _split(text):
-            ids, starts = tokenizer.tokenize(segment)
-            self.ids.extend(ids)
-            self._starts.extend(start + offset for offset in starts)
+            for token, offset in zip(*tokenizer.tokenize(segment), strict=True):
+                self._fill(start + offset)
+                self.ids.append(token)
+                self._starts.append(start + offset)
+        self._fill(len(text))
+
+    def _fill(self, end: int) -> None:
+        """Repeat the last token up to this character, so that no token has too many of them."""
+        if self.ids and end - self._starts[-1] > MAX_TOKEN_CHARACTERS:
+            repeated = range(self._starts[-1] + MAX_TOKEN_CHARACTERS, end, MAX_TOKEN_CHARACTERS)
+            self.ids.extend([self.ids[-1]] * len(repeated))
+            self._starts.extend(repeated)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,7 +27,8 @@ PARSED_SUFFIXES = frozenset({".pdf", ".docx", ".html", ".htm", ".xhtml", ".csv",
 _HTML_SUFFIXES = frozenset({".html", ".htm", ".xhtml"})
 _HIDDEN_ELEMENTS = ("script", "style", "noscript", "template", "svg", "head")
 _CHARSET = re.compile(rb"""<meta[^>]+charset=["']?([A-Za-z0-9_-]+)""", re.IGNORECASE)
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1f]")
+# Not the escape character, which colours the text of logs.
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _SPACES = re.compile(r"[^\S\n]+")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 _MAX_DOCX_FILES = 10_000

@@ -246,8 +246,7 @@ class HostedRun:
             )
         )
         self._count_answer(records, reader.usage, awaits_client=reader.awaits_client)
-        self._add_to_context(emitted)
-        self._round_start = len(self._context)
+        self._begin_round(emitted)
 
     def _count_answer(self, records: Sequence[CallRecord], usage: Usage | None, *, awaits_client: bool) -> None:
         self._answers += 1
@@ -274,6 +273,11 @@ class HostedRun:
         self._end_round([each.record for each in calls])
 
     # Context
+
+    def _begin_round(self, emitted: Sequence[Delta]) -> None:
+        """Add the items of an answer. Its hosted calls follow."""
+        self._add_to_context(emitted)
+        self._round_start = len(self._context)
 
     def _end_round(self, records: Iterable[CallRecord]) -> None:
         """Add the refused calls, and order the calls before their outputs, as parallel calls of one answer."""
@@ -323,14 +327,14 @@ class HostedRun:
                 self._end_round(calls.values())
                 calls = {record.key: record for record in step.calls}
                 self._restore_answer(step)
-            elif isinstance(step, OutcomeStep):
+                self._begin_round(decode_deltas(step.deltas))
+                continue
+            if isinstance(step, OutcomeStep):
                 ended.add(step.key)
                 self._awaits_client |= step.needs_client
                 if step.needs_client:
                     self._budget.give_back()
             self._add_to_context(decode_deltas(step.deltas))
-            if isinstance(step, AnswerStep):
-                self._round_start = len(self._context)
         for parent in nested:
             if parent in ended:  # a program that is run again counts its calls itself
                 self._budget.take()
