@@ -134,6 +134,29 @@ async def test_stopped_call_is_treated_as_after_a_crash(
     assert (outcome.kind, len(keys), len(set(keys))) == ("final", effects, 1)
 
 
+async def test_call_with_the_id_of_an_earlier_subagent_call_asks_again(in_process: ScriptedModel) -> None:
+    """A model may use a call id twice. The state of the earlier subagent does not belong to the later call."""
+    keys: list[str] = []
+    cancel = asyncio.Event()
+
+    @tool
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if not cancel.is_set():
+            cancel.set()
+            await asyncio.Event().wait()
+        return f"paid {amount}"
+
+    in_process.set_answers([call("expert", {"input": "Help."}, "call_p")], "Pay.", [PAY], "Done.")
+    agent = in_process.agent(tools=[in_process.agent(name="expert").as_tool("expert", "Helps."), pay])
+    stopped = await agent.run("Go.", run_id="run_1", cancel=cancel)
+    assert (stopped.kind, stopped.state is None) == ("cancelled", False)
+    outcome = await agent.resume(stopped.state or b"")
+    assert [(each.call_id, each.reason) for each in outcome.pending] == [("call_p", "may_have_happened")]
+    assert keys == ["run_1:2:0"]
+
+
 async def test_time_without_a_process_does_not_count(in_process: ScriptedModel) -> None:
     started = time.time() - 500
     clock = [started]

@@ -45,7 +45,7 @@ class Journal:
         self.is_stored = ledger is not None
         """True if the run is in a ledger, also if this journal was restored without it."""
         self.subagents: dict[str, Journal] = {}
-        """The runs of subagents that this process has started, by the call."""
+        """The runs of subagents that this process has started, by their ids: the idempotency keys of their calls."""
         self.failure: Exception | None = None
         """The exception of the ledger because of which an entry of this run, or of a subagent's, is missing."""
         self._ledger = ledger
@@ -75,6 +75,10 @@ class Journal:
         if inherited is not None:
             return inherited.idempotency_key
         return f"{self.run_id}:{self.state.turns}:{self.state.calls.index(call)}"
+
+    def find_subagent(self, call: ToolInvocation) -> "Journal | None":
+        """Return the run of the subagent that a call of the last turn has started in this process."""
+        return self.subagents.get(self.make_key(call))
 
     def make_pending(self, call: ToolInvocation, reason: PendingReason) -> PendingToolCall:
         """Return a call of the last turn as one that waits for a person."""

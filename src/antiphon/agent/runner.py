@@ -241,7 +241,7 @@ class Runner:
             deps=arguments.deps,
         )
         if parent is not None:
-            parent.journal.subagents[parent.call_id] = journal
+            parent.journal.subagents[journal.run_id] = journal
         return loop, contexts
 
     def _check_active_agent(self, state: RunState) -> None:

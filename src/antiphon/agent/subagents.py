@@ -120,7 +120,7 @@ class SubagentTool:
         """
         try:
             outcome = await read_outcome(await self._start(task, context), on_event)
-            subagent = context.journal.subagents[context.call_id]
+            subagent = context.journal.subagents[context.idempotency_key]
             if subagent.failure is not None:
                 raise subagent.failure
         except RunTaken:
@@ -176,8 +176,8 @@ async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
     """Return the run of an earlier attempt at this call, if there was one."""
     if context.ledger is not None:
         return await load(run_id, context.ledger) if await context.ledger.read(run_id) else None
-    running = context.journal.subagents.get(context.call_id)
-    if running is not None and running.run_id == run_id:
+    running = context.journal.subagents.get(run_id)
+    if running is not None:
         # An attempt before this one has reached the time limit of the tool.
         return running
     paused = context.journal.state.paused_calls.get(context.call_id)
@@ -198,7 +198,7 @@ def _find_verdicts(started: Journal, context: AgentContext) -> list[Verdict]:
 
 def _describe_interrupted(context: AgentContext) -> str:
     """Return a sentence on the calls of a subagent that were running when it ended; "" if there are none."""
-    state = context.journal.subagents[context.call_id].state
+    state = context.journal.subagents[context.idempotency_key].state
     calls = [f"{call.name}({call.arguments})" for call in state.open_calls if call.call_id in state.started_calls]
     if not calls:
         return ""

@@ -362,7 +362,7 @@ class ToolCalls:
             self.pending += required.calls
             return
         except asyncio.CancelledError:
-            subagent = self._journal.subagents.get(call.call_id)
+            subagent = self._journal.find_subagent(call)
             if subagent is not None and not self._journal.is_durable:
                 # There is no ledger from which the subagent could be resumed.
                 state = subagent.pack()
@@ -455,15 +455,13 @@ class ToolCalls:
 
     def _find_unresolved_key(self, call: ToolInvocation, result: ToolResult) -> str | UnsetType:
         """Return the key of a call whose effect is not known. A subagent lists its own unresolved calls instead."""
-        if not result.may_have_happened:
-            return UNSET
-        subagent, key = self._journal.subagents.get(call.call_id), self._journal.make_key(call)
-        return UNSET if subagent is not None and subagent.run_id == key else key
+        is_known = not result.may_have_happened or self._journal.find_subagent(call) is not None
+        return UNSET if is_known else self._journal.make_key(call)
 
     def _list_unresolved(self, call: ToolInvocation) -> list[UnresolvedCall] | UnsetType:
         """Return the unresolved calls of the subagent that a call has run. UNSET if there were none before either."""
-        subagent = self._journal.subagents.get(call.call_id)
-        if subagent is None or subagent.run_id != self._journal.make_key(call):
+        subagent = self._journal.find_subagent(call)
+        if subagent is None:
             return UNSET
         had_some = call.name in self._state.unresolved_calls and self._state.is_first_of_tool(call)
         return list_unresolved(subagent) or ([] if had_some else UNSET)
