@@ -235,6 +235,22 @@ def test_client_calls_are_returned_with_the_server_tool_results(execute: Execute
     assert second.json["Text"] == "The file says paper."
 
 
+def test_client_call_with_the_id_of_an_earlier_server_call_is_returned(execute: Execute) -> None:
+    """A model may use a call id twice in a turn. The result of the first call is not that of the second."""
+    (returned,) = execute(Instruction="one id", ToolsJson=json.dumps([CLIENT_TOOL])).json["ToolCalls"]
+    assert returned == {
+        "CallId": "call_1",
+        "Name": "open_file",
+        "ArgumentsJson": "{}",
+        "IsServerTool": False,
+        "WasExecuted": False,
+        "ResultJson": None,
+        "ErrorMessage": None,
+        "RequiresClientExecution": True,
+        "ExecutionMs": None,
+    }
+
+
 def test_tool_error_is_sent_to_the_model(execute: Execute, sdk: OpenAI) -> None:
     made = execute(Instruction="explode").json
     assert made["Text"] == "It went off."

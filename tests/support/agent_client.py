@@ -27,6 +27,8 @@ SCRIPT: dict[str, Any] = {
             "user": "both",
             "answers": [[{"text": "Both."}, call("look_up", "call_s", word="x"), call("open_file", "call_c")]],
         },
+        {"user": "one id", "last_item": "function_call_output", "answers": [[call("open_file", "call_1")]]},
+        {"user": "one id", "answers": [[call("look_up", "call_1", word="x")]]},
         {"user": "define", "last_item": "function_call_output", "answers": ["It is a call and its answer."]},
         {"user": "define", "answers": [[{"text": "Let me see."}, call("look_up", "call_1", word="antiphon")]]},
         {"user": "circles", "answers": [[call("look_up", f"call_{n}", word="same")] for n in range(9)]},

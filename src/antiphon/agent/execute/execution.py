@@ -30,7 +30,7 @@ from antiphon.agent.execute.model import ExecutionModel
 from antiphon.agent.execute.rag import RagContext, build_context
 from antiphon.agent.execute.tool_results import make_output_items
 from antiphon.agent.execute.wire import AgentExecuteBody, Progress, make_progress
-from antiphon.agent.history import find_complete_calls
+from antiphon.agent.history import find_complete_calls, is_call
 from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
@@ -202,7 +202,7 @@ class Execution:
         return make_error_envelope(self.error, self._body, self._execution_context)
 
     def _describe_calls(self, response: JsonObject, outcome: Outcome) -> list[AgentToolCall]:
-        outputs = {item["call_id"]: item["output"] for item in outcome.history if "output" in item}
+        outputs = _find_last_outputs(outcome.history)
         complete = {call["call_id"] for call in find_complete_calls(response["output"])}
         described: list[AgentToolCall] = []
         for call in self._map(response).tool_calls:
@@ -214,7 +214,7 @@ class Execution:
         return described
 
     def _describe_call(self, call: AgentToolCall, output: Any) -> None:
-        executed = self._executor.executed.get(call.call_id)
+        executed = None if output is None else self._executor.executed.get(call.call_id)
         call.is_server_tool = call.name in self._server_tools
         call.requires_client_execution = call.name in self._client_tools and output is None
         call.was_executed = executed is not None and executed.milliseconds is not None
@@ -312,6 +312,17 @@ def _find_tool_names(tools: Sequence[JsonObject]) -> Iterator[str]:
             yield from _find_tool_names([child for child in children if isinstance(child, dict)])
         elif isinstance(body, Mapping) and isinstance(body.get("name"), str):
             yield body["name"]
+
+
+def _find_last_outputs(history: Iterable[JsonObject]) -> dict[str, Any]:
+    """Return the outputs of the calls, by id. A model may use an id twice: then the last call counts."""
+    outputs: dict[str, Any] = {}
+    for item in history:
+        if is_call(item):
+            outputs.pop(item["call_id"], None)
+        elif "output" in item:
+            outputs[item["call_id"]] = item["output"]
+    return outputs
 
 
 def _sum_usage(usages: Iterator[LlmUsage]) -> LlmUsage:
