@@ -42,6 +42,7 @@ CALLS = {
     "claim": lambda store, _: store.claim("us", as_of=0, lease=1, limit=1),
     "renew": lambda store, _: store.renew("us", lease=1),
     "release": lambda store, _: store.release("us"),
+    "end_leases": lambda store, _: store.end_leases("us"),
     "return_run": lambda store, _: store.return_run("us", "p", "resp_1", free_since=0),
     "stop_renewing": lambda store, _: store.stop_renewing("us", "p", "resp_1"),
     "mark_watched": lambda store, _: store.mark_watched("p", "resp_1"),

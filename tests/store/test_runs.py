@@ -137,6 +137,15 @@ async def test_owner_cannot_write_to_a_released_run(queued: Store, make_stored: 
     assert await claim("us", 0, limit=1) == [run(9, attempt=2)]
 
 
+async def test_runs_of_a_dead_owner_are_claimed_at_once(queued: Store, claim: Claim, clock: Any) -> None:
+    await claim("dead", 0, limit=2)
+    await claim("us", 0, limit=1)
+    clock.time = 1
+    await queued.end_leases("dead")
+    assert await claim("them", 1, limit=9) == [lost(9, since=1), lost(8, since=1), run(6)]
+    assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="dead") is False
+
+
 async def test_run_that_is_not_renewed_is_claimed_when_its_lease_expires(
     queued: Store, claim: Claim, clock: Any
 ) -> None:

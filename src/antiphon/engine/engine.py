@@ -234,6 +234,11 @@ class Engine:
         self._background.receive_change(kind, response_id, last)
 
     @property
+    def owner(self) -> str:
+        """The name under which this process works on background responses."""
+        return self._background.owner
+
+    @property
     def refusals(self) -> dict[str, int]:
         """The number of requests that were refused by a limit of their project, by the name of the limit."""
         stored = 0 if self._quota is None else self._quota.refusals

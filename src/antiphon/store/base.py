@@ -393,6 +393,9 @@ class RunQueue(Protocol):
     async def release(self, owner: str) -> None:
         """Release all runs of this owner. Others can claim them at once."""
 
+    async def end_leases(self, owner: str) -> None:
+        """End the leases of a process that has died: others can claim its runs as if the leases had expired."""
+
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         """Return a run that this owner did not start to the queue. It counts as free since `free_since`.
 

@@ -43,6 +43,8 @@ WHERE owner IS NOT NULL AND leased_until > ?1 AND leased_until > ?1 + lease
 
 RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL, free_since = NOW(?) WHERE owner = ?"
 
+END_LEASES = "UPDATE runs SET leased_until = NOW(?) WHERE owner = ?"
+
 RETURN = """
 UPDATE runs SET owner = NULL, leased_until = NULL, free_since = NOW(?) - ?
 WHERE owner = ? AND project = ? AND response_id = ?
@@ -91,6 +93,10 @@ class SqlRuns(SqlResponses):
 
     async def release(self, owner: str) -> None:
         if await self._change(RELEASE, (self._read_clock(), owner), is_idempotent=True):
+            self.announce("queued")
+
+    async def end_leases(self, owner: str) -> None:
+        if await self._change(END_LEASES, (self._read_clock(), owner), is_idempotent=True):
             self.announce("queued")
 
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:

@@ -82,6 +82,25 @@ class Simulation:
         return WorkerProcess(number, cast(Any, worker), await Channel.open(ours))
 
 
+class SentMessages:
+    """A channel that records the messages to a worker."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+
+def make_workers(number: int) -> tuple[dict[int, WorkerProcess], list[SentMessages]]:
+    """Return workers that only record their messages."""
+    channels = [SentMessages() for _ in range(number)]
+    workers = {
+        number: WorkerProcess(number, cast(Any, None), cast(Any, channel)) for number, channel in enumerate(channels, 1)
+    }
+    return workers, channels
+
+
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulation]:
     earlier = signal.getsignal(signal.SIGHUP)
@@ -136,17 +155,7 @@ async def test_worker_started_during_a_reload_gets_the_new_settings(simulation: 
 
 
 async def test_question_is_not_sent_to_a_worker_that_starts() -> None:
-    class SentMessages:
-        def __init__(self) -> None:
-            self.sent: list[object] = []
-
-        def send(self, message: object) -> None:
-            self.sent.append(message)
-
-    channels = [SentMessages() for _ in range(3)]
-    workers = {
-        number: WorkerProcess(number, cast(Any, None), cast(Any, channel)) for number, channel in enumerate(channels, 1)
-    }
+    workers, channels = make_workers(3)
     relay = QuestionRelay(workers)
     relay.ask(workers[1], Question("retrieve", b"", 5))
     assert [channel.sent for channel in channels] == [[Answers(5, [])], [], []]
@@ -154,6 +163,17 @@ async def test_question_is_not_sent_to_a_worker_that_starts() -> None:
     relay.ask(workers[1], Question("retrieve", b"", 6))
     assert [channel.sent[1:] for channel in channels[:2]] == [[], []]
     assert channels[2].sent == [Question("retrieve", b"", 2)]
+
+
+async def test_deaths_are_reported_to_the_other_workers_and_to_those_that_start() -> None:
+    workers, channels = make_workers(2)
+    relay = QuestionRelay(workers, remembered_deaths=2)
+    workers[1].is_ready = True
+    for owner in ("a", "b", "c"):
+        relay.announce_death(owner)
+    relay.report_deaths(workers[2])
+    deaths = [Question("changed", b'["ended","%s",-1]' % owner) for owner in (b"a", b"b", b"c")]
+    assert [channel.sent for channel in channels] == [deaths, deaths[1:]]
 
 
 def test_second_stop_signal_does_not_end_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

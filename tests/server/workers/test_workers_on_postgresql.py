@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 from support.crashing_server import KillableServer, read_events, wait_until
-from support.worker_processes import connect_to_each, is_running, list_workers
+from support.postgres_server import EmptySchema
+from support.worker_processes import connect_to_each, frozen, is_running, list_workers
 
 SCRIPT = {
     "rules": [{"user": "slow", "answers": [[{"text": "first "}, {"delay": 600}]]}],
@@ -40,3 +41,30 @@ def test_workers_share_responses_until_a_second_signal_ends_them(tmp_path: Path,
     wait_until(lambda: not any(map(is_running, workers)))
     one.close()
     two.close()
+
+
+def test_background_response_of_killed_workers_is_taken_over_during_its_lease(
+    tmp_path: Path, postgres_url: str, postgres_schema: EmptySchema
+) -> None:
+    options = {"workers": 2, "background_lease_seconds": 600, "shutdown_grace_seconds": 0}
+    server = KillableServer(tmp_path, SCRIPT, store=postgres_url, **options)
+    one, _ = connections = connect_to_each(server)
+
+    def wait_for_attempt(number: int) -> None:
+        wait_until(lambda: postgres_schema.fetch("SELECT attempt FROM runs WHERE owner > ''") == [(number,)])
+
+    killed, other = list_workers(server)
+    with frozen(other):
+        one.ask("POST", "/v1/responses", SLOW | {"background": True})
+        wait_for_attempt(1)
+    os.kill(killed, signal.SIGKILL)
+    wait_for_attempt(2)
+    server.wait_for_log("worker 1 is ready again")
+    for worker in list_workers(server):
+        os.kill(worker, signal.SIGKILL)
+    wait_for_attempt(3)
+    for connection in connections:
+        connection.close()
+    server.wait_for_log("is ready again")
+    server.wait_for_log("is ready again")
+    server.stop()

@@ -107,6 +107,11 @@ class BackgroundResponses:
         return partial(self.follow, key, -1, new=new)
 
     @property
+    def owner(self) -> str:
+        """The name under which this process works on responses."""
+        return self._scheduler.owner
+
+    @property
     def count(self) -> int:
         """The number of responses that this process works on."""
         return len(self._scheduler.attempts)
@@ -182,24 +187,33 @@ class BackgroundResponses:
         self._followed.report(key.response_id)
 
     def receive_change(self, kind: str, response_id: str, last: int) -> None:
-        """Handle a change that the store or another process reports (`RunQueue.on_change`)."""
+        """Handle a change that the store or another process reports (`RunQueue.on_change`).
+
+        A supervisor reports `ended` with the owner of a worker that has died, in place of a response id.
+        """
         if kind == "queued":
             self._scheduler.wake()
         elif kind == "cancelled":
             for key in self._find_attempts(response_id):
                 self._scheduler.cancel(key)
             self._scheduler.wake()
+        elif kind == "ended":
+            self._scheduler.take_over(response_id)
         elif kind == "events":
             self._receive_events(response_id, last)
         elif kind == "follow":
             for key in self._find_attempts(response_id):
                 self._scheduler.attempts[key].events.announce_to(partial(self._announce, "events", response_id))
         elif kind == "begun":
-            if self._followed.get(response_id) is not None and not self._find_attempts(response_id):
-                self._announce("follow", response_id)
+            self._follow_again(response_id)
         elif kind == "reconnected":
             self._scheduler.wake()
             self._followed.report_all()
+
+    def _follow_again(self, response_id: str) -> None:
+        """Announce the followers of a response to the process that has begun to work on it."""
+        if self._followed.get(response_id) is not None and not self._find_attempts(response_id):
+            self._announce("follow", response_id)
 
     def _receive_events(self, response_id: str, last: int) -> None:
         changes = self._followed.get(response_id)

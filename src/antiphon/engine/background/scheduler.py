@@ -16,6 +16,8 @@ class Scheduler(Protocol):
     decisions elsewhere and claim runs the same way.
     """
 
+    owner: str
+    """The name under which this process claims runs."""
     on_begin: Callable[[RunKey, Attempt], None] | None
     """Called when an attempt at a run begins in this process."""
     on_end: Callable[[RunKey], None] | None
@@ -43,6 +45,9 @@ class Scheduler(Protocol):
 
     def wake(self) -> None:
         """Check the queue now instead of at the next interval."""
+
+    def take_over(self, owner: str) -> None:
+        """Claim the runs of a process that has died without waiting for the end of its leases."""
 
     def cancel(self, key: RunKey) -> None:
         """Cancel the attempt at this run in this process.

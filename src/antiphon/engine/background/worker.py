@@ -57,7 +57,8 @@ class Worker:
         self._limits = limits
         self._usage = usage
         self._histories = histories
-        self._owner = secrets.token_hex(16)
+        self.owner = secrets.token_hex(16)
+        self._dead_owners: set[str] = set()
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._waits: dict[str, float] = {}
         self._renewed = -math.inf
@@ -95,7 +96,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         with suppress(StoreUnavailable):  # the leases then expire
-            await self._store.release(self._owner)
+            await self._store.release(self.owner)
 
     def announce(self, key: RunKey) -> None:
         self._wake.set()
@@ -104,6 +105,10 @@ class Worker:
         return self._throughput.estimate_seconds(runs, running=len(self.attempts), longest=MAX_RETRY_SECONDS)
 
     def wake(self) -> None:
+        self._wake.set()
+
+    def take_over(self, owner: str) -> None:
+        self._dead_owners.add(owner)
         self._wake.set()
 
     def stop(self, key: RunKey) -> None:
@@ -128,6 +133,8 @@ class Worker:
                 if time.monotonic() - self._renewed >= self._lease / 3:
                     self._renewed = time.monotonic()
                     await self._renew()
+                if self._dead_owners:
+                    await self._end_leases()
                 if self._accepts_runs:
                     await self._claim(began)
             except StoreLost:
@@ -156,7 +163,7 @@ class Worker:
             task.cancel()
 
     async def _renew(self) -> None:
-        held = await self._store.renew(self._owner, lease=self._lease)
+        held = await self._store.renew(self.owner, lease=self._lease)
         for key, attempt in self.attempts.items():
             if key not in held:
                 self._tasks[key].cancel()  # another process took over, or the response was deleted
@@ -164,13 +171,21 @@ class Worker:
                 attempt.cancel()
         for key in held.keys() - self.attempts.keys():
             # Its attempt ended, but the release failed. Under our name it would never be free.
-            await self._store.stop_renewing(self._owner, *key)
+            await self._store.stop_renewing(self.owner, *key)
+
+    async def _end_leases(self) -> None:
+        """End the leases of processes that have died. The next check, which follows at once, claims their runs."""
+        while self._dead_owners:
+            owner = next(iter(self._dead_owners))
+            await self._store.end_leases(owner)
+            self._dead_owners.remove(owner)
+        self._wake.set()
 
     async def _claim(self, began: float) -> None:
         """Claim as many runs as there are free slots."""
         free = max(0, self._slots - len(self.attempts))
         claimed = await self._store.claim(
-            self._owner,
+            self.owner,
             as_of=began,
             lease=self._lease,
             limit=free,
@@ -185,7 +200,7 @@ class Worker:
         key = RunKey(claimed.project, claimed.response_id)
         attempt = Attempt(
             claimed,
-            self._owner,
+            self.owner,
             self._store,
             self._pipeline,
             lease=self._lease,
@@ -223,21 +238,21 @@ class Worker:
                 del self._waits[next(iter(self._waits))]
             self._waits[claimed.model] = left.seconds
             with suppress(Exception):  # the next renewal releases it
-                await self._store.return_run(self._owner, *key, free_since=claimed.free_since)
+                await self._store.return_run(self.owner, *key, free_since=claimed.free_since)
         except Overloaded as error:
             logger.warning("a background response waits: %s", error, extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it
-                await self._store.return_run(self._owner, *key, free_since=time.time() + OVERLOAD_SECONDS)
+                await self._store.return_run(self.owner, *key, free_since=time.time() + OVERLOAD_SECONDS)
         except StoreUnavailable as error:
             logger.error(
                 "a background response is interrupted: %s", error.message, extra={"response_id": key.response_id}
             )
             with suppress(Exception):  # the next renewal releases it
-                await self._store.stop_renewing(self._owner, *key)
+                await self._store.stop_renewing(self.owner, *key)
         except Exception:
             logger.exception("an attempt at a background response failed", extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it
-                await self._store.stop_renewing(self._owner, *key)
+                await self._store.stop_renewing(self.owner, *key)
 
     def _end(self, key: RunKey, attempt: Attempt, began_at: float, pipeline: Pipeline) -> None:
         pipeline.release()

@@ -16,6 +16,8 @@ from antiphon.config.settings import Settings
 # A worker that does not read gets no further messages beyond this size: those that matter are sent to few workers.
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _LENGTH_BYTES = 4
+# The kind of the announcement of a change: its kind, an id and a number, as JSON.
+CHANGED = "changed"
 
 
 class Start(Struct, tag=True, frozen=True):
@@ -52,10 +54,11 @@ class Answers(Struct, tag=True, frozen=True):
 
 
 class WorkerReady(Struct, tag=True, frozen=True):
-    """The worker accepts requests."""
+    """The worker accepts requests. `owner` is its name in the queue of background responses."""
 
     models: list[str]
     needs_key: bool
+    owner: str = ""
 
 
 class WorkerFailed(Struct, tag=True, frozen=True):

@@ -6,11 +6,12 @@ import msgspec
 
 from antiphon.engine.engine import Engine
 from antiphon.server.workers.link import SupervisorLink
+from antiphon.server.workers.messages import CHANGED
 
 if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
 
-_CHANGED, _METRICS = "changed", "metrics"
+_METRICS = "metrics"
 
 
 class WorkerPeers:
@@ -20,7 +21,7 @@ class WorkerPeers:
         self._link = link
         self._engine = engine
         self._metrics = metrics
-        link.answers[_CHANGED] = self._receive_change
+        link.answers[CHANGED] = self._receive_change
         link.answers[_METRICS] = self._answer_metrics
         engine.connect(link, self._announce_change)
 
@@ -29,7 +30,7 @@ class WorkerPeers:
         return await self._link.ask_all(_METRICS)
 
     def _announce_change(self, kind: str, response_id: str, last: int) -> None:
-        self._link.announce(_CHANGED, msgspec.json.encode((kind, response_id, last)))
+        self._link.announce(CHANGED, msgspec.json.encode((kind, response_id, last)))
 
     async def _receive_change(self, payload: bytes) -> bytes:
         self._engine.receive_change(*msgspec.json.decode(payload, type=tuple[str, str, int]))

@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
+import msgspec
 from msgspec.structs import replace
 
 from antiphon.config.changes import SettingChanges, compare_settings
@@ -23,6 +25,7 @@ from antiphon.server.reload import Reloader
 from antiphon.server.running_servers import FOLDER, ServerFile
 from antiphon.server.store_users import register_store_user
 from antiphon.server.workers.messages import (
+    CHANGED,
     Answer,
     Answers,
     Channel,
@@ -58,6 +61,7 @@ class WorkerProcess:
         self.number = number
         self.process = process
         self.channel = channel
+        self.owner = ""  # of background responses
         self.failure: str | None = None
         self.is_ready = False
         self.has_ended = False
@@ -126,7 +130,7 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._started: dict[int, asyncio.Future[WorkerReady | None]] = {}
         self._stopping = asyncio.Event()
-        self._relay = QuestionRelay(self._workers)
+        self._relay = QuestionRelay(self._workers, remembered_deaths=settings.workers)
 
     def run(self) -> None:
         """Run until a signal stops the workers. Raises ConfigError if the first worker cannot start."""
@@ -226,6 +230,8 @@ class Supervisor:
         status = await worker.process.wait()
         del self._workers[number]
         self._relay.forget(number)
+        if status and worker.owner:
+            self._relay.announce_death(worker.owner)
         if number == 1 and not self._started[number].done() and not self._stopping.is_set():
             raise _explain_start(worker, status)
         return _describe_end(status) + ("" if worker.failure is None else f": {worker.failure}")
@@ -236,7 +242,8 @@ class Supervisor:
         while (frame := await worker.channel.receive()) is not None:
             message = decode_for_supervisor(frame)
             if isinstance(message, WorkerReady):
-                worker.is_ready = True
+                worker.is_ready, worker.owner = True, message.owner
+                self._relay.report_deaths(worker)
                 if not started.done():
                     started.set_result(message)
                 else:
@@ -274,10 +281,14 @@ class Supervisor:
 
 
 class QuestionRelay:
-    """Passes questions and announcements of a worker to all others, and their answers back."""
+    """Passes questions and announcements of a worker to all others, and their answers back.
 
-    def __init__(self, workers: Mapping[int, WorkerProcess]) -> None:
+    The last deaths are reported to workers that start, too: the others may have died at the same time.
+    """
+
+    def __init__(self, workers: Mapping[int, WorkerProcess], *, remembered_deaths: int = 1) -> None:
         self._workers = workers
+        self._dead_owners: deque[str] = deque(maxlen=remembered_deaths)
         self._pending: dict[int, PendingQuestion] = {}
         self._last_id = 0
 
@@ -312,6 +323,18 @@ class QuestionRelay:
             pending.missing.pop(number, None)
             self._finish_complete(key)
 
+    def announce_death(self, owner: str) -> None:
+        """Let the other workers take over the background responses of a worker that has died."""
+        self._dead_owners.append(owner)
+        for worker in self._workers.values():
+            if worker.is_ready:
+                worker.channel.send(_describe_death(owner))
+
+    def report_deaths(self, worker: WorkerProcess) -> None:
+        """Report the last deaths to a worker that has started."""
+        for owner in self._dead_owners:
+            worker.channel.send(_describe_death(owner))
+
     def _finish_complete(self, key: int) -> None:
         if not self._pending[key].missing:
             self._finish(key)
@@ -340,6 +363,10 @@ class PendingQuestion:
         for worker in self.missing.values():
             worker.silent_since = worker.silent_since or self._began_at
         return time.monotonic() - max(worker.silent_since or 0.0 for worker in self.missing.values())
+
+
+def _describe_death(owner: str) -> Question:
+    return Question(CHANGED, msgspec.json.encode(("ended", owner, -1)))
 
 
 def _explain_start(worker: WorkerProcess, status: int) -> Exception:

@@ -55,7 +55,7 @@ def _serve(start: Start, connection: socket.socket, listener: socket.socket) -> 
 
     def connect(_: str) -> None:
         needs_key = bool(settings.api_keys) or engine.has_stored_keys
-        ready = WorkerReady([model.id for model in engine.models()], needs_key)
+        ready = WorkerReady([model.id for model in engine.models()], needs_key, engine.owner)
         opening.append(asyncio.get_running_loop().create_task(link.open(ready)))
 
     server = WorkerServer(engine, settings, on_ready=connect)
