@@ -1,10 +1,12 @@
 """Guardrails that fail: nothing passes unchecked, and the run can be resumed."""
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
-from antiphon import ConfigError, ToolContext, tool
+from antiphon import ConfigError, RunEnded, ToolContext, ToolFinished, tool
 from antiphon.agent.guardrails import InputCheck, ResultCheck
 from antiphon.ledger import Ledger
 from antiphon.tools.base import ModelRetry
@@ -53,6 +55,32 @@ async def test_failed_result_guardrail_leaves_the_call_open(in_process: Scripted
     assert (outcome.kind, reason in outcome.error.message) == ("failed", True)
     broken[0] = False
     assert ((await agent.resume("run_1", ledger=ledger)).kind, keys) == ("final", ["run_1:1:0"] * 2)
+
+
+async def test_failed_result_guardrail_hides_no_finished_call(in_process: ScriptedModel) -> None:
+    """A call that finishes while the run ends has its event and its output."""
+    started = asyncio.Event()
+
+    @tool
+    async def save() -> str:
+        """Save."""
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "saved"
+
+    async def check(given: ResultCheck) -> None:
+        if given.call.name == "look_up":
+            await started.wait()
+            raise ZeroDivisionError("oops")
+
+    in_process.set_answers([LOOK, call("save", {}, "call_s")])
+    agent = in_process.agent(tools=[look_up, save], result_guardrails=[check])
+    events = [event async for event in agent.run_stream("Go.")]
+    finished = [(event.call.name, event.output) for event in events if isinstance(event, ToolFinished)]
+    assert finished == [("save", "saved")]
+    assert isinstance(events[-1], RunEnded)
+    assert "saved" in [item.get("output") for item in events[-1].outcome.history]
 
 
 def test_guardrail_that_is_not_callable_is_rejected(in_process: ScriptedModel) -> None:

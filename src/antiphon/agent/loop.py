@@ -126,16 +126,14 @@ class Loop:
                         if index:
                             self._stop_timer.check()
                         yield delta
-        except (Stop, Blocked) as stop:
-            # Open calls stay open. When the run is resumed, it goes on as after a crash, with the same keys.
-            ended = await self._end(_make_end(stop))
-            for event in [*self._calls.drain_events(), ended]:
-                yield event
         except RunTaken:
             # The run goes on in another process.
             raise
-        except AntiphonError as error:
-            yield await self._end(End("failed", error=RunError(error.code or error.type, error.message)))
+        except (Stop, Blocked, AntiphonError) as reason:
+            # Open calls stay open. When the run is resumed, it goes on as after a crash, with the same keys.
+            ended = await self._end(_make_end(reason))
+            for event in [*self._calls.drain_events(), ended]:
+                yield event
         except (asyncio.CancelledError, GeneratorExit):
             # No reader is left, but the journal must still be valid.
             await asyncio.shield(self._end_cancelled())
@@ -356,8 +354,15 @@ class Loop:
             logger.warning("cannot write the end of the run %s", self._journal.run_id, exc_info=True)
 
 
-def _make_end(stop: Stop | Blocked) -> End:
-    return make_blocked_end(stop.stage, stop.reason) if isinstance(stop, Blocked) else End(stop.reason)
+def _make_end(reason: Stop | Blocked | AntiphonError) -> End:
+    """Return the end of a run that an exception has left."""
+    match reason:
+        case Stop():
+            return End(reason.reason)
+        case Blocked():
+            return make_blocked_end(reason.stage, reason.reason)
+        case _:
+            return End("failed", error=RunError(reason.code or reason.type, reason.message))
 
 
 def _make_event(run_id: str, delta: CallDelta | RawModelEvent) -> RunEvent:
