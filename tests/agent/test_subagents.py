@@ -1,12 +1,15 @@
 """Subagents: tools with their own limits and runs."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from antiphon import Agent, ConfigError, Limits, Outcome, Prices, tool
 from antiphon.agent.outcome import RunEnded, ToolProgress, TurnFinished
+from antiphon.agent.transports.base import Events, Transport
 from antiphon.ledger import Ledger
+from antiphon.tools.executor import STOP_SECONDS
 from support.scripted_model import HOLD, ScriptedModel, call, outputs_of
 
 
@@ -155,6 +158,33 @@ async def test_output_of_a_subagent_is_read_by_a_function(in_process: ScriptedMo
         agent = in_process.agent(tools=[expert.as_tool("expert", "Counts.", read_output=read)])
         assert (await agent.run("Go.")).kind == "final"
         assert outputs_of(in_process.sent[-1]) == [("call_e", output)]
+
+
+class CountingTransport:
+    """A transport that counts how often it is closed."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.closed = 0
+        self._inner = inner
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        return await self._inner.stream(request)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_agents_that_refer_to_each_other_are_closed_once(in_process: ScriptedModel) -> None:
+    """A tool of the first agent runs the second one, which can hand its run over to the first."""
+    in_process.set_answers([call("ask", {"input": "Help."})], "Help.", "Done.")
+    transports = [CountingTransport(in_process.transport) for _ in range(2)]
+    helper = in_process.agent(name="helper", transport=transports[0])
+    agent = in_process.agent(name="first", transport=transports[1], tools=[helper.as_tool("ask", "Ask.")])
+    helper.add_handoffs(agent)
+    assert (await agent.run("Go.")).text == "Done."
+    await agent.close()
+    assert [transport.closed for transport in transports] == [1, 1]
+    assert (agent.stop_seconds, helper.stop_seconds) == (2 * STOP_SECONDS, STOP_SECONDS)
 
 
 async def test_call_ids_with_a_slash_are_replaced(in_process: ScriptedModel) -> None:

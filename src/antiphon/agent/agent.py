@@ -178,11 +178,17 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
 
     async def close(self) -> None:
         """Close the connections, including those of subagents and handoffs. The next run opens new ones."""
-        for definition in self._collect_definitions().values():
-            await definition.transport.close()
-            for each in definition.tools:
-                if isinstance(each.invoke, SubagentTool):
-                    await each.invoke.agent.close()
+        agents: list[Agent[Any, Any]] = [self]
+        # The list grows while it is read. Agents may refer to each other.
+        for agent in agents:
+            await agent._definition.transport.close()
+            agents += [each for each in agent._list_references() if each not in agents]
+
+    def _list_references(self) -> "list[Agent[Any, Any]]":
+        """Return the agents of the handoffs and of the tools, each once."""
+        subagents = (each.invoke.agent for each in self._definition.tools if isinstance(each.invoke, SubagentTool))
+        found: Any = dict.fromkeys([*(handoff.agent for handoff in self.handoffs), *subagents])
+        return list(found)
 
     async def run(
         self,
@@ -295,10 +301,21 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     @property
     def stop_seconds(self) -> float:
         """The longest time that a cancelled run waits for its tools to stop."""
-        tools = [
-            each for definition in self._collect_definitions().values() for each in definition.executor.tools.values()
+        return self.find_stop_seconds(())
+
+    def find_stop_seconds(self, parents: Sequence[object]) -> float:
+        """Return the `stop_seconds` of a run below those of the parents. An agent among its own parents counts once."""
+        if self in parents:
+            return 0.0
+        executors = [definition.executor for definition in self._collect_definitions().values()]
+        invokes = [each.invoke for executor in executors for each in executor.tools.values()]
+        seconds = [
+            each.find_stop_seconds((*parents, self))
+            if isinstance(each, SubagentTool)
+            else getattr(each, "stop_seconds", STOP_SECONDS)
+            for each in invokes
         ]
-        return max((getattr(each.invoke, "stop_seconds", STOP_SECONDS) for each in tools), default=0.0)
+        return max(seconds, default=0.0)
 
     def as_tool(
         self,

@@ -37,8 +37,7 @@ class AgentContext(ToolContext[Any], frozen=True, kw_only=True):
 class Subagent(Protocol):
     """The part of `Agent` that a parent run uses."""
 
-    @property
-    def stop_seconds(self) -> float: ...
+    def find_stop_seconds(self, parents: Sequence[object]) -> float: ...
 
     def run_subagent(
         self,
@@ -54,8 +53,6 @@ class Subagent(Protocol):
     def resume_subagent(
         self, run: str | bytes, verdicts: Sequence[Verdict], *, deps: Any, ledger: Ledger | None, parent: ParentRun
     ) -> RunEvents: ...
-
-    async def close(self) -> None: ...
 
 
 class _Arguments(msgspec.Struct):
@@ -77,7 +74,11 @@ class SubagentTool:
     @property
     def stop_seconds(self) -> float:
         """The time to wait for the agent after a cancellation: longer than it waits for its own tools."""
-        return STOP_SECONDS + self.agent.stop_seconds
+        return self.find_stop_seconds(())
+
+    def find_stop_seconds(self, parents: Sequence[object]) -> float:
+        """Return the `stop_seconds` of a call below the runs of the parents."""
+        return STOP_SECONDS + self.agent.find_stop_seconds(parents)
 
     async def __call__(self, arguments: str, context: ToolContext[Any]) -> ToolResult:
         if not isinstance(context, AgentContext):
