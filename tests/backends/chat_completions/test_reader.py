@@ -106,6 +106,17 @@ def read_in_batches(reader: ChatReader, messages: list[SseMessage]) -> list[obje
     return read
 
 
+def read_one_by_one(reader: ChatReader, messages: list[SseMessage]) -> list[object]:
+    """Return the result of `read_all` if each message arrives alone."""
+    read: list[object] = []
+    for message in messages:
+        texts = reader.read_texts([message.data]) if message.event is None else []
+        read += texts or read_all(reader, [message])
+        if any(isinstance(each, type) for each in read):
+            break
+    return read
+
+
 def make_messages(*chunks: dict[str, Any]) -> list[SseMessage]:
     """Return the messages of these chunks after some plain text, and the end marker."""
     texts = [{"choices": [{"delta": {"content": text}}]} for text in ("a", "b")]
@@ -125,7 +136,7 @@ def make_start(*chunks: dict[str, Any]) -> list[SseMessage]:
 def check_shortcut(messages: list[SseMessage]) -> None:
     general = GeneralReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0))
     expected = read_all(general, messages)
-    for read in (read_all, read_in_batches):
+    for read in (read_all, read_in_batches, read_one_by_one):
         reader = make_reader()
         assert read(reader, messages) == expected
         assert (reader.finished, reader.is_complete) == (general.finished, general.is_complete)
@@ -200,6 +211,60 @@ def test_text_shortcut_respects_the_event_name(event: str) -> None:
 def test_text_shortcut_reads_malformed_data_the_same_way(data: bytes) -> None:
     *messages, end = make_messages()
     check_shortcut([*messages, SseMessage(None, data), end])
+
+
+FRAME = b'{"choices":[{"delta":{"content":"%b"}}]}'
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b'c","content":"d',
+        b'c"}},{"delta":{"content":"d',
+        b"\\",
+        b"\\\\",
+        b'\\"',
+        b"\\ud83d",
+        b"\xc3",
+        b"\t",
+        b'"}}],"usage":{"total_tokens":1},"x":[{"y":{"z":"',
+    ],
+)
+def test_chunk_in_the_bytes_of_the_one_before_is_read_the_same_way(text: bytes, space: bytes) -> None:
+    frame = FRAME.replace(b":", b":" + space)
+    messages = [SseMessage(None, frame % each) for each in (b"a", b"b", text, b"e")]
+    check_shortcut([*messages, SseMessage(None, b"[DONE]")])
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"x":{"content":"a"},"choices":[{"delta":{"content":"%b"}}]}',
+        b'{"x":{"content":"%b"},"choices":[{"delta":{"content":"a"}}]}',
+        b'{"choices":[{"delta":{"content":"%b"}}],"x":{"content":"a"}}',
+        b'{"choices":[{"delta":{"content":"a","content":"%b"}}]}',
+        b'{"choices":[{"delta":{"content":"%b","content":"a"}}]}',
+        b'{"choices":[{"delta":{"content":"%b"}}],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}',
+        b'{"choices":[{"delta":{"content" :"%b"}}]}',
+    ],
+)
+def test_text_is_found_beside_other_fields_of_its_name(chunk: bytes) -> None:
+    messages = [SseMessage(None, chunk % each) for each in (b"b", b"c", b"d", b"a", b"")]
+    check_shortcut([*messages, SseMessage(None, b"[DONE]")])
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"choices":[{"index":%d,"delta":{"content":"a"}}]}',
+        b'{"choices":[{"delta":{"content":"a"},"index":%d}]}',
+    ],
+)
+def test_other_bytes_around_the_text_are_read(chunk: bytes) -> None:
+    messages = [SseMessage(None, chunk % index) for index in (0, 0, 0, 1, 0)]  # 1 is an alternative answer
+    check_shortcut([*messages, SseMessage(None, b"[DONE]")])
 
 
 NO_TEXT = b'{"choices":[{"delta":{"content":"\xff"}}]}'

@@ -14,11 +14,13 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.text import TextStream
 from antiphon.backends.chat_completions.tool_calls import ToolCallAssembler
 from antiphon.backends.chat_completions.wire import (
+    NO_FRAME,
     ChatChunk,
     Choice,
     FinishReason,
     MessageDelta,
     OpaqueState,
+    TextFrame,
     ToolCallDelta,
     announces_calls,
     decode_chunk,
@@ -26,6 +28,8 @@ from antiphon.backends.chat_completions.wire import (
     decode_plain_answer,
     decode_plain_chunk,
     decode_start_chunk,
+    decode_text,
+    find_text_frame,
     is_finish_reason,
     number_calls,
     number_parts,
@@ -98,6 +102,7 @@ class ChatReader(PlainAnswerReader):
         self._expects_calls = False
         self._has_text = self._has_images = False
         self._expects_text = False  # the next chunks probably add text and nothing else
+        self._frame: TextFrame | None = None  # of the chunks of this answer; None: not known yet
         self._expects_answer = is_whole and not quirks.thinking_open
         self._expects_start = not is_whole and not quirks.thinking_open  # of an answer that is text
         if not self._expects_answer:
@@ -146,14 +151,22 @@ class ChatReader(PlainAnswerReader):
             return deltas
         # Local names, because this loop runs for every token.
         decode, text_delta, written = decode_plain_chunk, Text, self._written
+        prefix, suffix = self._frame or NO_FRAME
+        start, end = len(prefix) - 1, 1 - len(suffix)
         try:
             for each in data:
-                chunk = decode(each)
-                if chunk.usage is not None:
-                    self._usage = parse_usage(chunk.usage) or self._usage
-                text = chunk.choices[0].delta.content
+                text = ""
+                if each.startswith(prefix) and each.endswith(suffix):
+                    text = decode_text(each[start:end])
+                if not text:
+                    chunk = decode(each)
+                    if chunk.usage is not None:
+                        self._usage = parse_usage(chunk.usage) or self._usage
+                    text = chunk.choices[0].delta.content
                 written.append(text)
                 deltas.append(text_delta(text))
+            if self._frame is None and data:
+                self._frame = find_text_frame(data[-1], written[-1])
         except _UNREADABLE:
             self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
         return deltas

@@ -12,6 +12,8 @@ from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import Reasoning
 from antiphon.protocol.unions import Unknown
 
+# The key of the text, and the characters of the text as they are in the JSON.
+_TEXT = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _DATA_URL = re.compile(r"data:image/([\w.+-]+);base64,", re.IGNORECASE)
 
 
@@ -165,6 +167,29 @@ decode_chunk = msgspec.json.Decoder(ChatChunk).decode
 decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode
 decode_start_chunk = msgspec.json.Decoder(StartChunk).decode
 decode_plain_answer = msgspec.json.Decoder(PlainWhole).decode
+decode_text = msgspec.json.Decoder(str).decode
+
+TextFrame = tuple[bytes, bytes]
+"""The bytes of a plain chunk up to the first quote of its text, and from the last one on.
+
+Most chunks of an answer differ in the text only. A chunk with the same bytes around a JSON string is this chunk with
+another text, so that only the string has to be decoded.
+"""
+
+_MAX_FRAME_BYTES = 4096
+# No chunk matches it: the data of a message that is one line has no line end.
+NO_FRAME: TextFrame = (b"\n", b"\n")
+
+
+def find_text_frame(data: bytes, text: str) -> TextFrame:
+    """Return the frame of a plain chunk with this text, or `NO_FRAME` if it is not certain which string is the text."""
+    found = _TEXT.search(data) if len(data) <= _MAX_FRAME_BYTES else None
+    if found is None:
+        return NO_FRAME
+    prefix, suffix = data[: found.start(1)], data[found.end(1) :]
+    # Another field may have the same name. Only a change of the right one changes the text.
+    changed = decode_plain_chunk(prefix + found[1] + b"." + suffix)
+    return (prefix, suffix) if changed.choices[0].delta.content == text + "." else NO_FRAME
 
 
 def decode_damaged_chunk(data: bytes) -> ChatChunk:
