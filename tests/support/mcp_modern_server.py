@@ -1,7 +1,7 @@
 """An MCP server over stdio that knows only the protocol since 2026-07-28. Its tool asks for a name and greets it.
 
 In this protocol a server cannot send requests. A call returns the question, and the client repeats the call with the
-answer.
+answer. With the argument `endless`, the tool asks again after each answer.
 """
 
 import json
@@ -22,7 +22,7 @@ TOOL = {"name": "greet", "inputSchema": {"type": "object", "properties": {}}}
 
 def call(params: dict[str, Any]) -> dict[str, Any]:
     responses = params.get("inputResponses")
-    if not responses:
+    if not responses or sys.argv[1:] == ["endless"]:
         return {"resultType": "input_required", "inputRequests": {"name": QUESTION}, "requestState": "asked"}
     text = f"Hello, {responses['name']['content']['name']}!"
     return {"resultType": "complete", "content": [{"type": "text", "text": text}]}

@@ -101,3 +101,16 @@ async def test_question_is_answered_in_every_version_of_the_protocol(program: st
         context = ToolContext(run_id="run", call_id="call", idempotency_key="key")
         result = await tool.invoke("{}", context)
     assert (result.is_error, result.output) == (False, "Hello, Ada!")
+
+
+async def test_server_that_asks_without_end_fails_the_call() -> None:
+    path = Path(__file__).parents[1] / "support" / "mcp_modern_server.py"
+    async with McpServer.stdio(
+        sys.executable, [str(path), "endless"], on_elicitation=lambda _: {"name": "Ada"}
+    ) as server:
+        (tool,) = server.tools
+        context = ToolContext(run_id="run", call_id="call", idempotency_key="key")
+        result = await tool.invoke("{}", context)
+    reason = "Server returned InputRequiredResult for more than 10 rounds"
+    error = f"The MCP server '{sys.executable}' returned no result: {reason}"
+    assert (result.is_error, json.loads(str(result.output))) == (True, {"error": error})

@@ -381,8 +381,9 @@ class McpConnection:
             broken = self.state.lost or (error.code == CONNECTION_CLOSED and error.message.startswith(_LOST))
             raise self._make_failure("" if broken else error.message, None if broken else error.code) from error
         except Exception as error:
-            number = INTERNAL_ERROR if is_invalid_answer(error) else None
-            raise self._make_failure(describe_by_type(error), number) from get_cause(error)
+            is_invalid = is_invalid_answer(error)
+            reason = "" if self.state.lost and not is_invalid else describe_by_type(error)
+            raise self._make_failure(reason, INTERNAL_ERROR if is_invalid else None) from get_cause(error)
         return _dump([result])[0]
 
     def _make_failure(self, reason: str, number: int | None) -> McpFailure:

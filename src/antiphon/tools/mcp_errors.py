@@ -34,8 +34,10 @@ def describe_by_type(error: BaseException) -> str:
     """Return the text of an error. One with a URL or a header, which may contain credentials, is left out."""
     import httpx2
 
-    if type(error) is RuntimeError:  # the package raises it if a result does not match the schema of its tool
-        return str(error).partition("\n")[0]
+    if isinstance(error, RuntimeError) and is_invalid_answer(error):
+        text = str(error).partition("\n")[0]
+        # The rest is advice to users of the package.
+        return text.partition(";")[0] if text.startswith("Server returned InputRequiredResult") else text
     if is_invalid_answer(error):
         first = error.errors(include_url=False, include_input=False)[0]  # type: ignore[attr-defined]
         path = ".".join(map(str, first["loc"]))
@@ -49,7 +51,15 @@ def is_invalid_answer(error: BaseException) -> bool:
     """Return True if an answer of the server does not match the protocol, or the schema of the tool."""
     from pydantic import ValidationError
 
-    return isinstance(error, ValidationError) or type(error) is RuntimeError
+    return isinstance(error, ValidationError) or (isinstance(error, RuntimeError) and _is_raised_by_package(error))
+
+
+def _is_raised_by_package(error: BaseException) -> bool:
+    """Return True if the `mcp` package raised the error, and not a package that it uses."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith("mcp.")
 
 
 def get_cause(error: BaseException) -> BaseException | None:
