@@ -174,3 +174,22 @@ async def test_choice_of_an_absent_mcp_server_is_refused() -> None:
                 tools=[{"type": "mcp", "server_label": "a"}], tool_choice={"type": "mcp", "server_label": "b"}
             )
     assert caught.value.param == "tool_choice.server_label"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("find_files", "find_files"), ("find files!", "unknown")])
+async def test_call_of_a_tool_that_does_not_exist_is_refused_to_the_model(name: str, shown: str) -> None:
+    tool = RecordingTool()
+    answers = make_script([make_call("cats", name=name)], [make_call("cats", call_id="call_2")], "Done.")
+    async with run_engine(answers, tool) as harness:
+        response = await harness.answer(tools=[FILE_SEARCH, WEATHER])
+        called, refused = harness.turns[1].items[-2:]
+    assert show_items(response.output) == [make_search("cats"), make_text("Done.")]
+    assert (called.name, refused.output) == (shown, "The call was not carried out: there is no tool of this name.")
+
+
+async def test_tool_that_an_item_defines_is_called_by_the_client() -> None:
+    defined = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
+    answers = make_script([{"tool_call": {"name": "get_weather", "arguments": {}}}])
+    async with run_engine(answers, RecordingTool()) as harness:
+        response = await harness.answer([defined, {"role": "user", "content": "hi"}], tools=[FILE_SEARCH])
+    assert [(item.type, item.name) for item in response.output] == [("function_call", "get_weather")]

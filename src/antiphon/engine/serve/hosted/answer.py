@@ -8,6 +8,7 @@ import msgspec
 from antiphon.engine.items import CALL_TYPES
 from antiphon.engine.serve.hosted.journal import CallRecord
 from antiphon.engine.serve.hosted.toolset import HostedToolset
+from antiphon.engine.serve.tool_emulation.catalog import is_legal_name
 from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
 from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
@@ -24,7 +25,8 @@ _KEYED_TYPES = (
     deltas.ItemPassthrough,
     deltas.CloseItem,
 )
-_FOR_PROGRAMS = "The call was not carried out: only a program can call this tool (programmatic_tool_calling)."
+# The name of a call in the context of the next model call, if upstreams would refuse its own.
+_ILLEGAL_NAME = "unknown"
 # Deltas that may come between two pieces of one message.
 _BETWEEN_TEXT = (deltas.Annotate, deltas.TokenUsage, deltas.Served, deltas.Passthrough, deltas.Amend)
 
@@ -160,8 +162,10 @@ class AnswerReader:
             return []
         del self._unnamed[delta.key]
         found = self._toolset.find(delta.name, delta.namespace)
-        if found is None and self._toolset.is_for_programs(delta.name):
-            call = self._hosted[delta.key] = self._refuse(delta.name, _FOR_PROGRAMS)
+        refusal = self._toolset.find_refusal(delta.name) if found is None else None
+        if refusal is not None:
+            name = delta.name if is_legal_name(delta.name) else _ILLEGAL_NAME
+            call = self._hosted[delta.key] = self._refuse(name, refusal)
             call.record.call_id = delta.call_id
             return self._write(call, "".join(each.arguments for each in held))
         if found is None:

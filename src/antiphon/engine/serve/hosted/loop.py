@@ -91,7 +91,8 @@ class HostedLoop:
         """
         types = self.select_types(capabilities)
         journal = journal or NoJournal()
-        toolset = HostedToolset(turn.request, [tool for tool in turn.request.tools or () if tool.type not in types])
+        client_tools = [tool for tool in turn.request.tools or () if tool.type not in types]
+        toolset = HostedToolset(turn.request, client_tools, turn.items)
         limit = min(turn.request.max_tool_calls or self._max_calls, self._max_calls)
         async with AsyncExitStack() as stack:
             for tool in turn.request.tools or ():

@@ -1,13 +1,14 @@
 """The tools of the model calls of one response: the client's tools, and the functions of the hosted sessions."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
 from antiphon.engine.serve.tool_emulation.catalog import ToolKey, ToolNames
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.hosted import McpCall, Program
+from antiphon.protocol.hosted import AdditionalTools, McpCall, Program, ToolSearchOutput
+from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import (
@@ -29,6 +30,8 @@ from antiphon.tools.hosted.base import HostedFunction, HostedSession, HostedTool
 _CLIENT_CHOICES = frozenset({"function", "custom", "allowed_tools"})
 # Items whose type is not that of their tool.
 _KINDS: dict[type, str] = {Program: "programmatic_tool_calling"}
+_FOR_PROGRAMS = "The call was not carried out: only a program can call this tool (programmatic_tool_calling)."
+_UNKNOWN = "The call was not carried out: there is no tool of this name."
 
 
 class OpenSession(NamedTuple):
@@ -42,7 +45,12 @@ class OpenSession(NamedTuple):
 class HostedToolset:
     """Names the functions of all sessions, and builds the request of each model call."""
 
-    def __init__(self, request: CreateRequest, client_tools: Sequence[Tool | Unknown]) -> None:
+    def __init__(
+        self,
+        request: CreateRequest,
+        client_tools: Sequence[Tool | Unknown],
+        items: Iterable[Item | Unknown] = (),
+    ) -> None:
         self._request = request
         self.client_tools = list(client_tools)
         self._nested_only = {name for tool in client_tools for name in _list_nested_only(tool)}
@@ -53,6 +61,10 @@ class HostedToolset:
         self._assigned: dict[tuple[int, str], str] = {}
         self._by_name: dict[str, tuple[HostedSession, str]] = {}
         self._by_namespace: dict[tuple[str, str], tuple[HostedSession, str]] = {}
+        defined = [
+            tool for item in items if isinstance(item, AdditionalTools | ToolSearchOutput) for tool in item.tools
+        ]
+        self._client_names = {name for tool in (*client_tools, *defined) for name in _list_client_names(tool)}
         self.has_search = any(isinstance(tool, ToolSearchTool) and tool.execution != "client" for tool in client_tools)
         for name in self._taken:
             self._names.reserve(ToolKey("named", None, name))
@@ -67,9 +79,11 @@ class HostedToolset:
         """Return the session and its own name of a function that the model calls."""
         return self._by_name.get(name) if namespace is None else self._by_namespace.get((namespace, name))
 
-    def is_for_programs(self, name: str) -> bool:
-        """Return True if only programs may call the function."""
-        return name in self._nested_only
+    def find_refusal(self, name: str) -> str | None:
+        """Return the reason if the model may not call a function that is not hosted. None: the client has it."""
+        if name in self._nested_only:
+            return _FOR_PROGRAMS
+        return None if name in self._client_names else _UNKNOWN
 
     def list_callable_functions(self) -> list[tuple[str, OpenSession, HostedFunction]]:
         """Return the hosted functions that programs can call, with their names."""
@@ -281,6 +295,12 @@ def _list_nested_only(tool: Tool | Unknown) -> list[str]:
 
 def _make_function_tool(function: HostedFunction, name: str) -> FunctionTool:
     return FunctionTool(name, function.description, function.parameters, function.strict)
+
+
+def _list_client_names(tool: Tool | Unknown) -> list[str]:
+    """Return the names with which the model may call a client's tool. Some models omit the namespace."""
+    children = tool.tools if isinstance(tool, NamespaceTool) else ()
+    return [*_list_names(tool), *(name for child in children for name in _list_names(child))]
 
 
 def _list_names(tool: Tool | Unknown) -> list[str]:

@@ -63,7 +63,7 @@ class ToolNames:
         if known is not None:
             return known
         wanted = _make_full_name(key)
-        name = wanted if _is_legal(wanted) else _make_short_name(key, 0)
+        name = wanted if is_legal_name(wanted) else _make_short_name(key, 0)
         attempt = 0
         while name in self._taken:
             name = _make_short_name(key, attempt)
@@ -82,7 +82,8 @@ def _make_full_name(key: ToolKey) -> str:
     return key.name if key.namespace is None else f"{key.namespace}__{key.name}"
 
 
-def _is_legal(name: str) -> bool:
+def is_legal_name(name: str) -> bool:
+    """Return True if every chat API accepts the name of a function."""
     return 0 < len(name) <= MAX_NAME_LENGTH and _ILLEGAL_CHARACTER.search(name) is None
 
 
