@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.protocol.json_text import read_json
+from antiphon.protocol.json_text import read_json, to_text
 
 DEEP = 100_000
 
@@ -38,3 +38,7 @@ def test_invalid_json_raises_decode_error(text: str | bytes, reason: str) -> Non
 def test_wrong_type_raises_validation_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         read_json("[]", dict[str, Any])
+
+
+def test_text_is_unchanged_and_other_data_is_encoded() -> None:
+    assert [to_text(value) for value in ("a", '{"a": 1}', {"a": 1}, None)] == ["a", '{"a": 1}', '{"a":1}', "null"]

@@ -8,12 +8,11 @@ decoded items: it drops items, leaves the last calls open for the client, and re
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.items import LOST_OUTPUT
-from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.json_text import JsonObject, to_text
 from antiphon.tools.base import ToolInvocation
 from antiphon.tools.native import CALL_NAMES, encode_arguments, make_native_output
 
@@ -155,7 +154,7 @@ def to_input_item(item: JsonObject) -> JsonObject:
     omitted = ("status",) if is_encrypted(item) else ("id", "status")
     converted = {name: value for name, value in item.items() if name not in omitted and value is not None}
     if item.get("type") == "function_call":
-        converted["arguments"] = _to_text(item.get("arguments") or {})
+        converted["arguments"] = to_text(item.get("arguments") or {})
     elif item.get("type") == "custom_tool_call":
         converted.setdefault("input", "")
     return converted
@@ -196,12 +195,12 @@ def _describe_unpaired(item: JsonObject) -> str | list[JsonObject]:
     """Return the content of a message that replaces an unpaired call or output. Images stay images."""
     if item["type"] in _ALL_OUTPUT_TYPES:
         content = {name: value for name, value in item.items() if name not in ("id", "status", "call_id")}
-        return f"{UNANSWERED} {_to_text(content)}\n{LOST_OUTPUT}"
+        return f"{UNANSWERED} {to_text(content)}\n{LOST_OUTPUT}"
     output = item.get("output", item.get("tools"))
     parts = _find_parts(output)
     if parts:
         return [{"type": "input_text", "text": STRAY}, *parts]
-    return f"{STRAY} {_to_text(item.get('status') if output is None else output)}"
+    return f"{STRAY} {to_text(item.get('status') if output is None else output)}"
 
 
 def _find_parts(output: Any) -> list[JsonObject]:
@@ -212,10 +211,6 @@ def _find_parts(output: Any) -> list[JsonObject]:
     parts = output if isinstance(output, list) else []
     fits = all(isinstance(part, dict) and str(part.get("type")).startswith("input_") for part in parts)
     return parts if fits else []
-
-
-def _to_text(output: object) -> str:
-    return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
 # Calls and texts
@@ -258,7 +253,7 @@ def to_invocation(item: JsonObject) -> ToolInvocation:
     if item.get("type") in CALL_NAMES:
         return ToolInvocation(str(item.get("call_id", "")), CALL_NAMES[item["type"]], encode_arguments(item))
     arguments = item.get("arguments", item.get("input", ""))
-    return ToolInvocation(str(item.get("call_id", "")), str(item.get("name", "")), _to_text(arguments))
+    return ToolInvocation(str(item.get("call_id", "")), str(item.get("name", "")), to_text(arguments))
 
 
 def make_output_items(call: JsonObject, output: str | list[JsonObject]) -> list[JsonObject]:

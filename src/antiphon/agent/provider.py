@@ -22,7 +22,7 @@ from antiphon.agent.history import (
 )
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
-from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.json_text import JsonObject, to_text
 
 logger = logging.getLogger(__name__)
 
@@ -251,8 +251,7 @@ def _flatten(tool: JsonObject) -> JsonObject:
 
 
 def _to_call(item: JsonObject) -> ToolCall:
-    arguments = item.get("arguments", "")
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    text = to_text(item.get("arguments", ""))
     return ToolCall(str(item.get("call_id") or item.get("id") or ""), str(item.get("name") or ""), text)
 
 

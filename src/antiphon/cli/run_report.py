@@ -24,6 +24,7 @@ from antiphon.agent.outcome import (
     TurnStarted,
 )
 from antiphon.cli.answer_writer import AnswerWriter
+from antiphon.protocol.json_text import to_text
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import PendingToolCall, ToolInvocation
 
@@ -106,7 +107,7 @@ class TerminalReport:
             case ToolProgress():
                 self._writer.note(f"  {shorten(event.message)}")
             case ToolFinished():
-                self._writer.note(f"< {event.call.name}: {shorten(as_text(event.output))}")
+                self._writer.note(f"< {event.call.name}: {shorten(to_text(event.output))}")
 
     def finish(self, outcome: Outcome) -> None:
         self._writer.end_line()
@@ -150,10 +151,6 @@ def shorten(text: str) -> str:
     """Return the text as one line, cut to a maximum length."""
     line = re.sub(r"\s+", " ", text).strip()
     return line if len(line) <= _MAX_LINE_LENGTH else f"{line[: _MAX_LINE_LENGTH - 4]} ..."
-
-
-def as_text(output: object) -> str:
-    return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
 def describe_end(outcome: Outcome, *, config: str | None) -> list[str]:

@@ -25,12 +25,12 @@ from antiphon.agent.run_records import (
 )
 from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE, delete_run_options, find_run_options
-from antiphon.cli.run_report import as_text, describe_call, describe_pending, format_cost, shorten
+from antiphon.cli.run_report import describe_call, describe_pending, format_cost, shorten
 from antiphon.cli.settings import load_settings
 from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.ledger import Ledger, RunSummary
-from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.json_text import JsonObject, to_text
 from antiphon.store.location import is_postgres, locate_ledger
 from antiphon.tools.base import ToolInvocation
 
@@ -215,10 +215,10 @@ def _describe_item(item: JsonObject) -> list[str]:
             return [f"{item.get('role', 'assistant')}: {text}"] if text else []
         case "function_call":
             return [
-                f"> {describe_call(ToolInvocation(item['call_id'], item['name'], as_text(item.get('arguments', ''))))}"
+                f"> {describe_call(ToolInvocation(item['call_id'], item['name'], to_text(item.get('arguments', ''))))}"
             ]
         case "function_call_output":
-            return [f"< {shorten(as_text(item.get('output')))}"]
+            return [f"< {shorten(to_text(item.get('output')))}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Decode JSON text from models, upstreams and clients."""
+"""JSON text from and for models, upstreams and clients."""
 
 from typing import Any
 
@@ -19,3 +19,8 @@ def read_json(text: str | bytes, kind: Any = Any) -> Any:
         raise msgspec.DecodeError("JSON is nested too deeply") from None
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise msgspec.DecodeError(f"JSON is malformed: {error.reason}") from None
+
+
+def to_text(value: object) -> str:
+    """Return a text unchanged, and other data as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

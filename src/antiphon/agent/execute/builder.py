@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.agent.execute.envelope import AgentExecuteRequest, ConversationContext
-from antiphon.protocol.json_text import read_json
+from antiphon.protocol.json_text import read_json, to_text
 
 logger = logging.getLogger(__name__)
 
@@ -150,14 +150,14 @@ def _describe(result: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             lines.append(f"  {flag}: {'true' if value else 'false'}")
     for field in _BODIES:
-        text = _to_text(_find(result, field))
+        text = _find_text(result, field)
         if text.strip():
             lines += [f"  {field}:", f"    {text}"]
     return lines
 
 
 def _find_name(result: dict[str, Any], field: str) -> str:
-    return _to_text(_find(result, field)) or _MISSING
+    return _find_text(result, field) or _MISSING
 
 
 def _find(result: dict[str, Any], field: str) -> Any:
@@ -166,7 +166,6 @@ def _find(result: dict[str, Any], field: str) -> Any:
     return value if value is not None else result.get(field[0].lower() + field[1:])
 
 
-def _to_text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _find_text(result: dict[str, Any], field: str) -> str:
+    value = _find(result, field)
+    return "" if value is None else to_text(value)

@@ -19,7 +19,7 @@ from antiphon.agent.execute.envelope import (
     SourceRef,
 )
 from antiphon.errors import AntiphonError
-from antiphon.protocol.json_text import JsonObject, read_json
+from antiphon.protocol.json_text import JsonObject, read_json, to_text
 from antiphon.upstream.usage import parse_usage
 
 # The types of text parts, and the field with the text. A refusal is text too.
@@ -172,11 +172,10 @@ def _find_calls(items: Sequence[JsonObject]) -> list[JsonObject]:
 def _map_call(part: JsonObject) -> AgentToolCall:
     inner = part.get("tool_call")
     call = part | inner if isinstance(inner, dict) else part
-    arguments = call.get("arguments", call.get("input", ""))
     return AgentToolCall(
         call_id=str(call.get("call_id") or call.get("id") or ""),
         name=str(call.get("name") or ""),
-        arguments_json=arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode(),
+        arguments_json=to_text(call.get("arguments", call.get("input", ""))),
     )
 
 

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from antiphon.agent.execute.envelope import Envelope, decode_all
 from antiphon.agent.history import make_output_item
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.json_text import JsonObject, to_text
 from antiphon.tools.executor import make_error_result
 
 _FIELD = "ToolResultsJson"
@@ -63,4 +61,4 @@ def _find_output(outcome: ToolOutcome, index: int) -> str:
         )
     if failed:
         return str(make_error_result(message).output)
-    return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    return to_text(result)
