@@ -340,8 +340,32 @@ def test_import_needs_an_empty_store(filled: str, tmp_path: Path, capsys: pytest
     assert main(["db", "export", "--store", filled, "--output", export]) == 0
     assert main(["db", "import", "--store", filled, export]) == 1
     assert "is not empty: it has responses" in capsys.readouterr().err
-    assert main(["db", "export", "--store", filled, "--output", export]) == 1
-    assert "File exists" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without space")
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (["--output", "{folder}"], "to {folder}: File exists."),
+        (["--output", "{folder}/none/export"], "to {folder}/none/export: No such file or directory."),
+        ([], "to standard output: No space left on device."),
+    ],
+)
+def test_output_of_an_export_that_cannot_be_written_is_named(
+    filled: str,
+    tmp_path: Path,
+    output: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        output = [each.format(folder=tmp_path) for each in output]
+        assert main(["db", "export", "--store", filled, *output]) == 1
+        monkeypatch.undo()
+    expected = f"antiphon: The export cannot be written {message.format(folder=tmp_path)}\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_status_migrate_and_expire_report_the_store(

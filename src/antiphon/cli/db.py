@@ -28,7 +28,7 @@ def run(arguments: Namespace) -> int:
     commands = {"status": _show_status, "migrate": _migrate, "expire": _expire, "export": _export, "import": _import}
     try:
         asyncio.run(commands[arguments.db_command](settings, arguments))
-    except OSError as error:  # of the file with the export
+    except OSError as error:  # of the file to import
         raise ConfigError(f"{error.filename}: {error.strerror}.") from None
     return 0
 
@@ -93,10 +93,21 @@ async def _export(settings: Settings, arguments: Namespace) -> None:
     async with _open(settings, is_import=False) as store:
         _check_exported_schema(*await store.read_schema(), shown=hide_password(settings.store))
         if path is None:
-            await _write_export(store, sys.stdout.buffer)
+            await _write_export(store, sys.stdout.buffer, name="standard output")
             return
-        with path.open("xb") as file, _delete_incomplete(path):
-            await _write_export(store, file)
+        with _explain_output(str(path)):
+            file = path.open("xb")
+        with file, _delete_incomplete(path):
+            await _write_export(store, file, name=str(path))
+
+
+@contextmanager
+def _explain_output(name: str) -> Iterator[None]:
+    """Raise ConfigError if an export cannot be written. An OSError would be taken for one of the store."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"The export cannot be written to {name}: {error.strerror}.") from None
 
 
 @contextmanager
@@ -109,10 +120,12 @@ def _delete_incomplete(path: Path) -> Iterator[None]:
         raise
 
 
-async def _write_export(store: TransferStore, file: BinaryIO) -> None:
+async def _write_export(store: TransferStore, file: BinaryIO, *, name: str) -> None:
     async for line in export_lines(store):
-        file.write(line)
-    file.flush()
+        with _explain_output(name):
+            file.write(line)
+    with _explain_output(name):
+        file.flush()
 
 
 def _check_exported_schema(schema: int, newest: int, *, shown: str) -> None:
