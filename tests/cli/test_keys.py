@@ -167,6 +167,15 @@ def test_invalid_option_is_a_usage_error(options: list[str], message: str, capsy
     assert message in capsys.readouterr().err
 
 
+def test_project_gets_as_many_keys_as_the_settings_allow(keys: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_MAX_KEYS", "1")
+    created = load(keys("create", "--project", "p", "--json"))
+    message = "This project has 1 API keys, and at most 1 are allowed (setting max_keys). Revoke some first."
+    assert keys("create", "--project", "p", status=1) == f"antiphon: {message}\n"
+    keys("revoke", created["id"])
+    keys("create", "--project", "p")
+
+
 def test_archived_project_gets_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/archived.db"
 

@@ -13,9 +13,11 @@ import msgspec
 
 from antiphon.cli.missing_store import is_missing
 from antiphon.cli.settings import load_settings
+from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
 from antiphon.store.keys import KeyStore, StoredKey, compute_digest, generate_key, generate_secret
+from antiphon.store.limits import DEFAULT_LIMITS
 from antiphon.store.location import find_missing_file, locate_store
 
 _COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
@@ -31,18 +33,19 @@ def run(arguments: Namespace) -> int:
     settings = load_settings(arguments, store=arguments.store)
     if settings.store.startswith("memory:"):
         raise ConfigError("A memory store has no lasting keys: its data is lost when the server ends. Set api_keys.")
-    asyncio.run(_execute(settings.store, arguments))
+    asyncio.run(_execute(settings, arguments))
     return 0
 
 
-async def _execute(url: str, arguments: Namespace) -> None:
+async def _execute(settings: Settings, arguments: Namespace) -> None:
+    url = settings.store
     commands = {"create": _create, "list": _list, "revoke": _revoke, "rotate": _rotate}
     if arguments.keys_command == "list" and is_missing(url):
         _print_keys([], arguments)
         return
     if arguments.keys_command in ("revoke", "rotate") and find_missing_file(url):
         raise _make_unknown_key(arguments.id)
-    store = locate_store(url)
+    store = locate_store(url, limits=DEFAULT_LIMITS._replace(max_keys=settings.max_keys))
     await store.open()
     try:
         await commands[arguments.keys_command](store, arguments)
