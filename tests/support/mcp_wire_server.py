@@ -32,7 +32,8 @@ class WireServer:
     """The server of `serve_mcp`. Its attributes can be changed between requests.
 
     `status` answers every request with this status. `redirect` answers with 307 and this location. `annotations`,
-    `schemas` and `output_schemas` are for the tools they name. With `session`, requests need this session id.
+    `schemas` and `output_schemas` are for the tools they name. `results` are invalid results of calls.
+    With `session`, requests need this session id.
     """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
@@ -40,6 +41,7 @@ class WireServer:
         self.annotations: dict[str, dict[str, Any]] = {}
         self.schemas: dict[str, Any] = {}
         self.output_schemas: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.session: str | None = None
         self.status: int | None = None
         self.redirect: str | None = None
@@ -142,6 +144,8 @@ class WireServer:
 
     async def _call(self, params: dict[str, Any]) -> Any:
         self.calls.append((params["name"], params.get("arguments")))
+        if params["name"] in self.results:
+            return self.results[params["name"]]
         tool = self.tools.get(params["name"])
         if tool is None:
             raise RpcError(-32602, f"Unknown tool: {params['name']}")

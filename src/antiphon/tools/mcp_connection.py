@@ -379,7 +379,8 @@ class McpConnection:
             result = await client.call_tool(name, arguments, progress_callback=report_progress, meta=meta)
         except MCPError as error:
             broken = self.state.lost or (error.code == CONNECTION_CLOSED and error.message.startswith(_LOST))
-            raise self._make_failure("" if broken else error.message, None if broken else error.code) from error
+            reason = "" if broken else describe_by_type(error)
+            raise self._make_failure(reason, None if broken else error.code) from error
         except Exception as error:
             is_invalid = is_invalid_answer(error)
             reason = "" if self.state.lost and not is_invalid else describe_by_type(error)

@@ -5,6 +5,8 @@ import logging
 from antiphon.errors import AntiphonError
 
 _MAX_LOGGED = 500
+_UNPARSED = "Failed to parse JSON response: "
+_INVALID_JSON = "The answer of the server is not a valid message of JSON-RPC."
 
 
 def describe_error(error: BaseException) -> str:
@@ -33,7 +35,11 @@ one_line = _OneLineFilter()
 def describe_by_type(error: BaseException) -> str:
     """Return the text of an error. One with a URL or a header, which may contain credentials, is left out."""
     import httpx2
+    from mcp import MCPError
 
+    if isinstance(error, MCPError):
+        # The package adds the errors of Pydantic, with the data of the server.
+        return _INVALID_JSON if error.message.startswith(_UNPARSED) else error.message
     if isinstance(error, RuntimeError) and is_invalid_answer(error):
         text = str(error).partition("\n")[0]
         # The rest is advice to users of the package.

@@ -49,3 +49,14 @@ async def test_result_that_does_not_match_its_schema_fails_the_call(content: Any
         item = await call(tool, server)
         await tool.close()
     assert item["error"] == {"type": "mcp_protocol_error", "code": -32603, "message": reason}
+
+
+@pytest.mark.parametrize("answer", [None, 5])
+async def test_answer_that_is_no_message_fails_the_call_without_its_data(answer: Any) -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    async with serve_mcp({"run": lambda _: "done"}) as server:
+        server.results["run"] = answer
+        item = await call(tool, server)
+        await tool.close()
+    message = "The answer of the server is not a valid message of JSON-RPC."
+    assert item["error"] == {"type": "mcp_protocol_error", "code": -32700, "message": message}
