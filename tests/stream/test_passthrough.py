@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from antiphon.protocol import events, items
-from antiphon.protocol.hosted import CodeInterpreterCall, McpCall
+from antiphon.protocol.hosted import CodeInterpreterCall, ImageGenerationCall, McpCall
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import IllegalDelta
@@ -50,6 +50,7 @@ def test_item_event_without_key_gets_id_of_open_message() -> None:
     ("item", "left"),
     [
         (items.WebSearchCall("ws_up", {}, "searching"), items.WebSearchCall("ws_1", {}, "incomplete")),
+        (ImageGenerationCall("ig_up", "generating"), ImageGenerationCall("ws_1", "failed")),
         (
             Unknown(b'{"type":"acme","status":"in_progress"}'),
             Unknown(b'{"type":"acme","status":"incomplete","id":"ws_1"}'),

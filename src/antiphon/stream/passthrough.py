@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
-from antiphon.protocol.hosted import CodeInterpreterCall, McpCall
+from antiphon.protocol.hosted import CodeInterpreterCall, ImageGenerationCall, McpCall
 from antiphon.protocol.items import ITEMS, CompactionTrigger, ConfigurationUpdate, ItemReference, OutputItem
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.drafts import Draft, Ending, MessageDraft, ReasoningDraft
@@ -78,7 +78,9 @@ class PassthroughDraft(Draft):
         if not isinstance(item, Unknown):
             if getattr(item, "status", None) in _ONGOING_STATUSES:
                 written = {self._written_field: "".join(self._pieces)} if self._written_field and self._pieces else {}
-                item = msgspec.structs.replace(item, status=ending, **written)
+                # Images have no status `incomplete`.
+                is_failed = ending == "incomplete" and isinstance(item, ImageGenerationCall)
+                item = msgspec.structs.replace(item, status="failed" if is_failed else ending, **written)
         elif _is_ongoing(_FIELDS.decode(item.raw).get("status")):
             item = merge_fields(item, {"status": _encode(ending)})
         return [self._done(item)], item
