@@ -16,6 +16,14 @@ _CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
 )
 
+_GRPC = "otlp_proto_grpc"
+# The extra `otel` has no exporter for gRPC.
+_ADVICE = {
+    _GRPC: "pip install opentelemetry-exporter-otlp-proto-grpc, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf.",
+    "otlp_proto_http": "pip install 'antiphon[otel]'.",
+}
+_OTHER_ADVICE = "install its package, or use one of otlp, console, none."
+
 
 def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
     """Return the global provider if the program has set one, else a new one with the exporters of the environment.
@@ -87,10 +95,10 @@ def _read_protocol(signal: str) -> str:
 
 def _make_exporter(signal: str, variable: str, name: str) -> Any:
     if name == "otlp":
-        name = "otlp_proto_grpc" if _read_protocol(signal) == "grpc" else "otlp_proto_http"
+        name = _GRPC if _read_protocol(signal) == "grpc" else "otlp_proto_http"
     found = list(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
     if not found:
-        raise ConfigError(f"{variable}: no exporter '{name}' is installed: pip install 'antiphon[otel]'.")
+        raise ConfigError(f"{variable}: no exporter '{name}' is installed: {_ADVICE.get(name, _OTHER_ADVICE)}")
     try:
         made = found[0].load()()
     except ValueError as error:  # such as a time limit that is not a number

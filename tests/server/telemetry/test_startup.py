@@ -10,6 +10,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from antiphon.agent import tracing
 from antiphon.server.telemetry import server_telemetry
+from antiphon.telemetry import export
 from support.live_server import LiveServer
 
 Serve = Callable[..., LiveServer]
@@ -71,6 +72,23 @@ def test_unknown_exporter_is_a_warning(
     server = serve()
     assert server.ask("POST", "/v1/responses", BODY).status == 200
     assert f"{variable}: no exporter 'carrier_pigeon' is installed" in caplog.text
+    assert not is_traced(server)
+
+
+@pytest.mark.parametrize("signal", ["traces", "metrics"])
+def test_missing_exporter_of_grpc_is_a_warning_with_the_package(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, signal: str
+) -> None:
+    monkeypatch.setattr(export, "entry_points", lambda **_: ())
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", CLOSED_PORT)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    server = serve()
+    assert server.ask("POST", "/v1/responses", BODY).status == 200
+    (record,) = [record for record in caplog.records if record.name == server_telemetry.__name__]
+    assert record.getMessage() == (
+        f"OTEL_{signal.upper()}_EXPORTER: no exporter 'otlp_proto_grpc' is installed: "
+        "pip install opentelemetry-exporter-otlp-proto-grpc, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf."
+    )
     assert not is_traced(server)
 
 
