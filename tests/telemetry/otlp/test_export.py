@@ -77,6 +77,18 @@ def test_json_protocol_sends_json(
     assert b'"name":"one"' in body
 
 
+def test_proxy_of_the_environment_is_used(
+    receive: Receive, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = receive()
+    monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://ada:secret@"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.test:4318")
+    assert export(make_provider(), "one")
+    ((url, headers, _),) = proxy.requests
+    assert url == "http://collector.test:4318/v1/traces"
+    assert (headers["host"], headers["proxy-authorization"]) == ("collector.test:4318", "Basic YWRhOnNlY3JldA==")
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_temporary_failure_is_repeated(receive: Receive, make_provider: MakeProvider, status: int) -> None:
     receiver = receive(Reply(status, {"Retry-After": "0"}), Reply(status, {"Retry-After": "0"}))
@@ -225,7 +237,7 @@ def test_full_queue_drops_spans_with_one_log_line(
     tracer = provider.get_tracer("test")
     for number in range(10):
         tracer.start_span(str(number)).end()
-    assert [span.name for span in provider.queue.spans] == ["0", "1", "2"]
+    assert [span.name for _, span in provider.queue.records] == ["0", "1", "2"]
     (record,) = [each for each in caplog.records if "the queue is full" in each.getMessage()]
     assert record.levelno == logging.WARNING
 

@@ -17,6 +17,8 @@ from urllib.parse import unquote
 
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, ProxyError, SSLError, TimeoutError
 
 from antiphon.telemetry.environment import read_otlp_variable, read_variable
 from antiphon.telemetry.log_limit import LogLimit
@@ -28,6 +30,7 @@ _DEFAULT_SECONDS = 10.0
 # An attempt has at least this time.
 _MIN_SECONDS = 0.1
 _RETRIED = frozenset({429, 502, 503, 504})
+_TEMPORARY = (NewConnectionError, ProtocolError, ProxyError, SSLError, TimeoutError)
 # The answer of a collector is a few bytes.
 _MAX_ANSWER_BYTES = 1 << 16
 _COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -49,6 +52,14 @@ class _Failure(NamedTuple):
     retry_after: float | None = None
 
 
+class _Target(NamedTuple):
+    """The parts of a request that do not change. `pool` connects to the collector, or to a proxy before it."""
+
+    pool: urllib3.HTTPConnectionPool
+    url: str
+    headers: dict[str, Any]
+
+
 class OtlpSender:
     """Sends payloads, with retries. `close` ends a wait for the next attempt."""
 
@@ -65,13 +76,13 @@ class OtlpSender:
         self._client_certificate = _read_client_certificate()
         self._closing = threading.Event()
         self._log_limit = LogLimit()
-        self._prepared: requests.PreparedRequest | None = None
-        self._settings: dict[str, Any] = {}
+        self._target: _Target | None = None
         self._session = self._make_session()
 
     def reset(self) -> None:
         """Use no connection of the parent process."""
         self._closing = threading.Event()
+        self._target = None
         self._session = self._make_session()
 
     def close(self) -> None:
@@ -100,29 +111,52 @@ class OtlpSender:
     def _post(self, body: bytes, seconds: float) -> _Failure | None:
         """Make one attempt. Return None if the collector has accepted the payload."""
         try:
-            prepared = self._prepared or self._prepare()
-            prepared.prepare_body(body, None)
-            with self._session.send(prepared, timeout=seconds, allow_redirects=False, **self._settings) as answer:
-                answer.raw.read(_MAX_ANSWER_BYTES)
-                if 200 <= answer.status_code < 300:
-                    return None
-                status, retry_after = answer.status_code, answer.headers.get("retry-after", "")
-        except requests.RequestException as error:
-            is_temporary = isinstance(error, requests.ConnectionError | requests.Timeout)
-            return _Failure(_describe(error), is_temporary)
-        except urllib3.exceptions.HTTPError as error:  # a broken answer
+            pool, url, headers = self._target or self._prepare()
+            answer = pool.urlopen(
+                "POST",
+                url,
+                body,
+                headers,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                timeout=seconds,
+                preload_content=False,
+                decode_content=False,
+            )
+        except HTTPError as error:
+            return _Failure(_describe(error), isinstance(error, _TEMPORARY))
+        except (OSError, ValueError) as error:  # a wrong URL, or a certificate that cannot be read
+            is_named = isinstance(error, OSError) and not isinstance(error, requests.RequestException)
+            return _Failure(str(error) if is_named else _describe(error), False)
+        try:
+            answer.read(_MAX_ANSWER_BYTES)
+        except HTTPError as error:  # a broken answer
             return _Failure(_describe(error), False)
-        except (OSError, ValueError) as error:  # a certificate that cannot be read, or a header that cannot be encoded
-            return _Failure(str(error) if isinstance(error, OSError) else _describe(error), False)
-        is_temporary = status in _RETRIED
-        return _Failure(f"status {status}", is_temporary, status, parse_retry_after(retry_after))
+        finally:
+            answer.close()
+        if 200 <= answer.status < 300:
+            return None
+        retry_after = parse_retry_after(answer.headers.get("retry-after", ""))
+        return _Failure(f"status {answer.status}", answer.status in _RETRIED, answer.status, retry_after)
 
-    def _prepare(self) -> requests.PreparedRequest:
-        """Prepare all of a request but its body. Reading proxies and credentials takes longer than sending it."""
-        prepared = self._session.prepare_request(requests.Request("POST", self._endpoint, headers=self._headers))
-        self._settings = self._session.merge_environment_settings(self._endpoint, {}, True, self._certificate, None)
-        self._prepared = prepared
-        return prepared
+    def _prepare(self) -> _Target:
+        """Prepare all of a request but its body. Reading proxies and credentials takes longer than sending it.
+
+        A session calls these functions for each request. The rest of its work, such as cookies and redirects, is not
+        needed and takes as long again.
+        """
+        session = self._session
+        prepared = session.prepare_request(requests.Request("POST", self._endpoint, headers=self._headers))
+        settings = session.merge_environment_settings(self._endpoint, {}, True, self._certificate, None)
+        verify, proxies, certificate = settings["verify"], settings["proxies"], settings["cert"]
+        adapter = session.get_adapter(self._endpoint)
+        assert isinstance(adapter, HTTPAdapter)
+        pool = adapter.get_connection_with_tls_context(prepared, verify, proxies=proxies, cert=certificate)
+        adapter.cert_verify(pool, self._endpoint, verify, certificate)
+        headers = {name: value for name, value in prepared.headers.items() if name.lower() != "content-length"}
+        self._target = _Target(pool, adapter.request_url(prepared, proxies), headers)
+        return self._target
 
     def _make_session(self) -> requests.Session:
         session = requests.Session()
