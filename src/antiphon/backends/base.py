@@ -27,6 +27,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `request.instructions`. Do not read `request.input`: it has only the newest part. `request.tools` and
     `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
     turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
+    `for_response` is the id of the response that the turn belongs to, for traces.
     `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch. A
     `background` turn waits behind the others in the backend's queue. `grammar_limits` are the limits on schemas and
     grammars that a backend compiles itself. `is_suspect`: the process of an earlier attempt at this turn has died, so
@@ -46,6 +47,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Item | Unknown]
     project: str = ""
     response_id: str = ""
+    for_response: str = ""
     streamed: bool = True
     background: bool = False
     grammar_limits: GrammarLimits = GrammarLimits()

@@ -5,7 +5,6 @@ This module imports OpenTelemetry.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from itertools import compress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -24,7 +23,7 @@ from antiphon.protocol.tools import hide_credentials
 from antiphon.stream import deltas
 from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import join_text
-from antiphon.stream.deltas import Delta, Deltas
+from antiphon.stream.deltas import CustomToolCall, Delta, Deltas, Failure, Finish, Served, TokenUsage, ToolCall
 from antiphon.telemetry.conventions import (
     MAX_CONTENT_BYTES,
     REQUEST_ATTRIBUTES,
@@ -66,20 +65,13 @@ _TYPES = {
 _CLIENT_KIND: int = SpanKind.CLIENT.value
 
 # The last delta of each of these types is recorded.
-_RECORDED = frozenset(
-    {deltas.Served, deltas.TokenUsage, deltas.Finish, deltas.Failure, deltas.ToolCall, deltas.CustomToolCall}
-)
+_RECORDED = frozenset({Served, TokenUsage, Finish, Failure, ToolCall, CustomToolCall})
 
 _is_recorded = _RECORDED.__contains__
 _FEW = 8
-# Calls of tools, after which an answer does not stop.
-_CALLS = frozenset({deltas.ToolCall, deltas.CustomToolCall})
 
 # The requested model, the parameters, the type of the output, the model that has answered, and the finish reason.
 _FrameKey = tuple[Any, ...]
-
-RESPONSE_ID: ContextVar[str | None] = ContextVar("response_id", default=None)
-"""The id of the response that the current task works on."""
 
 
 class ModelCallRecord(msgspec.Struct, frozen=True, gc=False):
@@ -116,8 +108,11 @@ class TracedBackend(Stage):
 
     def __init__(self, inner: Backend, telemetry: "EngineTelemetry", provider: str) -> None:
         super().__init__(inner)
-        self._telemetry = telemetry
         self.captures_content = telemetry.captures_content
+        self._tracer = telemetry.tracer
+        self._start_otlp_span = telemetry.start_otlp_span
+        self._finish_span = telemetry.finish_span
+        self._metrics = telemetry.metrics
         self._provider = provider
         url = inner.upstream.options.base_url if isinstance(inner, UpstreamBackend) else ""
         address = describe_address(url)
@@ -127,18 +122,17 @@ class TracedBackend(Stage):
         self._frames: dict[_FrameKey, SpanFrame] = {}
 
     async def stream(self, turn: Turn) -> Deltas:
-        started_at = perf_counter()
-        telemetry, context = self._telemetry, read_context()
+        started_at, context = perf_counter(), read_context()
         span: Span | None
-        if telemetry.start_otlp_span is not None:
-            span = telemetry.start_otlp_span(context.get(SPAN_KEY), _CLIENT_KIND)
+        if self._start_otlp_span is not None:
+            span = self._start_otlp_span(context.get(SPAN_KEY), _CLIENT_KIND)
         else:
             span = self._start_sdk_span(turn.request)
         try:
             if span is None:
                 answer = await self.inner.stream(turn)
             else:
-                if telemetry.captures_content and span.is_recording():
+                if self.captures_content and span.is_recording():
                     span.set_attributes(await offload.run(_describe_content, turn))
                 # The span is the current one only while the request is sent. The reader of the deltas has its own.
                 token = set_context({SPAN_KEY: span} if len(context) < 2 else {**context, SPAN_KEY: span})
@@ -150,7 +144,7 @@ class TracedBackend(Stage):
             ModelCall(self, turn, span, started_at).end(error)
             raise
         whole: Sequence[Delta] | None = getattr(answer, "whole", None)
-        if whole is None or telemetry.captures_content:
+        if whole is None or self.captures_content:
             return ModelCall(self, turn, span, started_at, answer)
         # Nothing more will happen, so the deltas need no wrapper.
         last: dict[type, Any] = {}
@@ -161,12 +155,12 @@ class TracedBackend(Stage):
 
     def _start_sdk_span(self, request: CreateRequest) -> Span | None:
         """Start a span with attributes, because a sampler of the SDK can read them. Return None without traces."""
-        if self._telemetry.tracer is None:
+        if self._tracer is None:
             return None
         model = _limit_name(request.model or "")
         parameters = [getattr(request, name) for name in _PARAMETERS]
         attributes = self.describe_request(model, parameters, _find_output_type(request))
-        return self._telemetry.tracer.start_span(f"chat {model}".rstrip(), None, SpanKind.CLIENT, attributes)
+        return self._tracer.start_span(f"chat {model}".rstrip(), None, SpanKind.CLIENT, attributes)
 
     def record_end(
         self,
@@ -182,31 +176,24 @@ class TracedBackend(Stage):
 
         `error` is the exception that ended the call. `first_chunk` are the seconds until the first deltas.
         """
-        finish = last.get(deltas.Finish)
+        finish = last.get(Finish)
         if error is None and finish is not None:
             error_type, reason = "", finish.reason
-            if reason == "stop" and not _CALLS.isdisjoint(last):
+            if reason == "stop" and (ToolCall in last or CustomToolCall in last):
                 reason = "tool_call"
         else:
             error_type = _find_failure(error, last)
             reason = CANCELLED if error_type == CANCELLED else "error"
-        if not turn.streamed:
-            first_chunk = None
-        if self._telemetry.metrics is not None:
+        if self._metrics is not None:
             seconds = perf_counter() - started_at
-            self._telemetry.metrics.record_call(self._make_record(turn, error_type, seconds, first_chunk, last))
+            self._metrics.record_call(self._make_record(turn, error_type, seconds, first_chunk, last))
         if span is None or type(span) is NonRecordingSpan:
             return
         if error_type:
             _record_failure(span, error, error_type, last)
         if emitted:
             span.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
-        self._finish_span(span, turn, last, reason, first_chunk)
-
-    def _finish_span(
-        self, span: Span, turn: Turn, last: Mapping[type, Any], reason: str, first_chunk: float | None
-    ) -> None:
-        request, served, counted = turn.request, last.get(deltas.Served), last.get(deltas.TokenUsage)
+        request, served, counted = turn.request, last.get(Served), last.get(TokenUsage)
         key = (
             request.model,
             request.max_output_tokens,
@@ -223,25 +210,25 @@ class TracedBackend(Stage):
         conversation = None if request.conversation is None else _find_conversation(request)
         values: tuple[Any, ...]
         if counted is None:
-            values = (conversation, RESPONSE_ID.get(), first_chunk, None, None, None, None)
+            values = (conversation, turn.for_response or None, first_chunk, None, None, None, None)
         else:
             usage = counted.usage
             values = (
                 conversation,
-                RESPONSE_ID.get(),
+                turn.for_response or None,
                 first_chunk,
                 usage.input_tokens,
                 usage.output_tokens,
                 usage.input_tokens_details.cached_tokens,
                 usage.output_tokens_details.reasoning_tokens,
             )
-        self._telemetry.finish_span(span, frame, values)
+        self._finish_span(span, frame, values)
 
     def _make_record(
         self, turn: Turn, error_type: str, seconds: float, first_chunk: float | None, last: Mapping[type, Any]
     ) -> ModelCallRecord:
         model = _limit_name(turn.request.model)
-        served, counted = last.get(deltas.Served), last.get(deltas.TokenUsage)
+        served, counted = last.get(Served), last.get(TokenUsage)
         served_model = model if served is None else _limit_name(served.named or served.model)
         usage = None if counted is None else counted.usage
         return ModelCallRecord(
@@ -310,14 +297,14 @@ class ModelCall:
         except BaseException as error:
             self.end(error)
             raise
-        if self._first_chunk is None and batch:
+        if self._first_chunk is None and batch and self._turn.streamed:
             self._first_chunk = perf_counter() - self._started_at
         if self._emitted is not None:
             self._emitted += batch
         last = self._last
         for delta in _skip_text(batch) if len(batch) > _FEW else batch:
             last[type(delta)] = delta
-        if last and (deltas.Finish in last or deltas.Failure in last):
+        if last and (Finish in last or Failure in last):
             self.end()
         return batch
 
@@ -340,7 +327,7 @@ def _find_failure(error: BaseException | None, last: Mapping[type, Any]) -> str:
     """Return the value of `error.type` for a call that has failed, or that was cancelled."""
     if error is not None:
         return find_error_type(error)
-    return last[deltas.Failure].code if deltas.Failure in last else CANCELLED
+    return last[Failure].code if Failure in last else CANCELLED
 
 
 def _record_failure(span: Span, error: BaseException | None, error_type: str, last: Mapping[type, Any]) -> None:
@@ -348,8 +335,8 @@ def _record_failure(span: Span, error: BaseException | None, error_type: str, la
         record_error(span, error)
         return
     span.set_attribute("error.type", error_type)
-    if deltas.Failure in last:
-        span.set_status(StatusCode.ERROR, last[deltas.Failure].message)
+    if Failure in last:
+        span.set_status(StatusCode.ERROR, last[Failure].message)
 
 
 def _skip_text(batch: Sequence[Delta]) -> Iterable[Delta]:

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from antiphon.backends.base import Backend
-from antiphon.engine.model_calls import RESPONSE_ID, ModelCallMetrics, TracedBackend, find_provider_name
+from antiphon.engine.model_calls import ModelCallMetrics, TracedBackend, find_provider_name
 from antiphon.engine.serve.hosted.journal import CallRecord
 from antiphon.protocol import codec
 from antiphon.protocol.hosted import ImageGenerationCall
@@ -53,8 +53,6 @@ class EngineTelemetry:
         self.captures_content = captures_content and tracer is not None
         self.start_otlp_span = tracer.start if isinstance(tracer, OtlpTracer) else None
         self.finish_span = find_finish_function(tracer)
-        # Called for every response, so without a method.
-        self.set_response_id = RESPONSE_ID.set
 
     def wrap_backend(self, name: str, backend: Backend) -> TracedBackend:
         """Return the backend with a record of each model call."""

@@ -76,7 +76,8 @@ class HttpRequest:
     """A request, and the means to respond to it once.
 
     `respond` sends a whole response. `write` and `finish` send an event stream in parts. The fields below `id` are
-    filled in while the request is served; the access log reads them. `trace` is set only if traces are on.
+    filled in while the request is served; the access log reads them. `span` and `context_token` are set only if traces
+    are on.
     """
 
     __slots__ = (
@@ -90,6 +91,7 @@ class HttpRequest:
         "body_budget",
         "body_share",
         "bytes_sent",
+        "context_token",
         "error_code",
         "extra_headers",
         "grant",
@@ -107,15 +109,16 @@ class HttpRequest:
         "receive",
         "response_id",
         "route_path",
+        "span",
         "started_at",
         "status",
         "stream",
-        "trace",
         "warnings",
         "watch_disconnect",
     )
 
-    trace: "tuple[Span | None, Any] | None"
+    span: "Span | None"
+    context_token: Any
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         self.started_at = time.perf_counter()

@@ -59,7 +59,8 @@ def encode_trace_headers() -> bytes:
     """
     span = read_context().get(SPAN_KEY)
     if type(span) is OtlpSpan and span.details is None:
-        return b"traceparent: 00-%b-%b%b" % (hexlify(span.trace_id), hexlify(span.span_id), _LINE_ENDS[span.flags])
+        # A group has 16 bytes: the hyphen is between the ids.
+        return b"traceparent: 00-" + hexlify(span.trace_id + span.span_id, b"-", -16) + _LINE_ENDS[span.flags]
     value = "" if span is None else _format_span(span)
     if span is None or not value:
         return b""

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from antiphon import Agent
 from antiphon.backends.chat_completions.backend import create as create_chat
 from antiphon.config.settings import BackendSettings
 from antiphon.server.log import JsonFormatter
+from antiphon.store.sqlite.store import SqliteStore
 from antiphon.telemetry.conventions import MAX_CONTENT_BYTES
 from antiphon.telemetry.environment import CONTENT_VARIABLE
 from antiphon.tools.hosted.registry import HostedTools
@@ -178,6 +180,31 @@ def test_background_response_is_linked_to_its_request(receiver: OtlpReceiver, st
         "antiphon.attempt": 1,
         "antiphon.response.status": "completed",
     }
+
+
+def test_run_that_another_node_takes_over_stays_in_its_trace(
+    receiver: OtlpReceiver, start: Serve, tmp_path: Path
+) -> None:
+    script = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
+    first = start(script, store=SqliteStore(tmp_path / "store.db"))
+    body = {"model": "scripted", "input": "hi", "background": True}
+    response_id = first.ask("POST", "/v1/responses", body, headers=TRACEPARENT).json["id"]
+    first.wait_for(lambda: first.backend.reached("gate"))
+    first.stop()
+    second = start(script, store=SqliteStore(tmp_path / "store.db"))
+    second.do(lambda: second.backend.release("gate"))
+    assert b"response.completed" in second.ask("GET", f"/v1/responses/{response_id}?stream=true").body
+    second.stop()
+    request = receiver.find(SERVER)
+    attempts = [span for span in receiver.spans if span.name == "background scripted"]
+    assert [(span.trace_id, span.parent_id, span.links) for span in attempts] == [
+        (TRACE_ID, request.span_id, [(TRACE_ID, request.span_id)])
+    ] * 2
+    assert [(span.attributes.get("error.type"), span.status) for span in attempts] == [("cancelled", ""), (None, "")]
+    assert [span.attributes["antiphon.response.status"] for span in attempts[1:]] == ["completed"]
+    calls = [span for span in receiver.spans if span.name == "chat scripted"]
+    assert [span.parent_id for span in calls] == [span.span_id for span in attempts]
+    assert [span.attributes["gen_ai.response.id"] for span in calls] == [response_id] * 2
 
 
 def test_each_response_on_a_websocket_has_a_span(receiver: OtlpReceiver, start: Serve) -> None:

@@ -205,7 +205,7 @@ def encode(record: Record) -> list[bytes]:
     queue._start = lambda: None  # type: ignore[method-assign]  # no export
     record(provider.get_tracer("scope", "1.2", "https://example.com/schema", {"key": "value"}))
     assert queue._encoder is not None
-    return list(_encode_batch(queue._encoder, list(queue.spans)))
+    return list(_encode_batch(queue._encoder, list(queue.records)))
 
 
 def read_json(body: bytes) -> Any:
@@ -317,7 +317,7 @@ def test_large_spans_are_encoded_when_they_are_sent(monkeypatch: pytest.MonkeyPa
         return encode_spans(spans)
 
     monkeypatch.setattr(encoder, "encode_spans", count_spans)
-    sizes = [(len(payload) < 10_000, sum(encoded)) for payload in _encode_batch(encoder, list(queue.spans))]
+    sizes = [(len(payload) < 10_000, sum(encoded)) for payload in _encode_batch(encoder, list(queue.records))]
     assert sizes == [(True, 4), (True, 8), (True, 12), (True, 16), (True, 18), (True, 19)]
 
 

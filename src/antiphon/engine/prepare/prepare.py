@@ -274,6 +274,7 @@ class Preparer:
             request=request,
             items=items,
             project=project,
+            for_response=new.mint.response_id,
             # The stream of a background response can be read at any time, from its first event.
             streamed=bool(request.stream or request.background),
             background=bool(request.background),

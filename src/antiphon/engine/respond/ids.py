@@ -39,15 +39,12 @@ def new_token() -> str:
 class Mint:
     """Creates the ids of one response and its items. `minted` is the number of item ids so far."""
 
-    __slots__ = ("minted", "token")
+    __slots__ = ("minted", "response_id", "token")
 
     def __init__(self, token: str | None = None, minted: int = 0) -> None:
         self.token = new_token() if token is None else token
         self.minted = minted
-
-    @property
-    def response_id(self) -> str:
-        return f"resp_{self.token}"
+        self.response_id = f"resp_{self.token}"
 
     def new_id(self, prefix: str) -> str:
         """Return a new item id."""

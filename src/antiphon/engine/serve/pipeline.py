@@ -199,8 +199,6 @@ class Pipeline:
         Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an earlier
         attempt at the same response has shown. `journal` has the steps of hosted tools that it has finished.
         """
-        if self.telemetry is not None:
-            self.telemetry.set_response_id(prepared.mint.response_id)
         route, turn = prepared.route, prepared.turn
         if prepared.is_hosted:
             return self._serve_hosted(prepared, first_delta_seconds, replayed, journal)

@@ -57,8 +57,9 @@ _FrameKey = tuple[str, str, bool, bytes, bytes, str, int]
 class RequestSpans:
     """Makes the spans of requests. They continue the trace that the header `traceparent` names.
 
-    `HttpRequest.trace` is None for a request without a trace, else the span and the token of the context. The upgrade
-    to a WebSocket has a context, but no span: a connection may be open for hours, and each of its responses has one.
+    `HttpRequest.context_token` is the token that restores the context, or None for a request without a trace. The
+    upgrade to a WebSocket has a context, but no span: a connection may be open for hours, and each of its responses
+    has one.
     """
 
     def __init__(self, tracer: trace.Tracer) -> None:
@@ -73,15 +74,15 @@ class RequestSpans:
 
         def serve_traced(http_request: HttpRequest, router: Router) -> Awaitable[None]:
             if http_request.path in _NOT_TRACED:
-                http_request.trace = None
+                http_request.span = http_request.context_token = None
                 return serve(http_request, router)
             headers = http_request.headers
             parent = _parse_parent(headers) if b"traceparent" in headers else None
             if start_otlp_span is not None and type(http_request) is HttpRequest:
-                span = start_otlp_span(parent, _SERVER_KIND)
-                http_request.trace = span, set_context({SPAN_KEY: span})
+                http_request.span = span = start_otlp_span(parent, _SERVER_KIND)
+                http_request.context_token = set_context({SPAN_KEY: span})
             else:
-                http_request.trace = start_other(http_request, parent)
+                start_other(http_request, parent)
             return serve(http_request, router)
 
         return serve_traced
@@ -92,9 +93,9 @@ class RequestSpans:
 
         def report_traced(http_request: HttpRequest) -> None:
             report(http_request)
-            if http_request.trace is None:
+            token, span = http_request.context_token, http_request.span
+            if token is None:
                 return
-            span, token = http_request.trace
             try:
                 reset_context(token)
             except ValueError:
@@ -125,19 +126,20 @@ class RequestSpans:
 
     def record_error(self, http_request: HttpRequest, error: BaseException) -> None:
         """Record the exception that ends a request without a response, such as a cancellation."""
-        span = None if http_request.trace is None else http_request.trace[0]
-        if span is not None:
-            record_error(span, error)
+        if http_request.span is not None:
+            record_error(http_request.span, error)
 
-    def _start_other(self, http_request: HttpRequest, parent: Span | None) -> tuple[Span | None, Any]:
+    def _start_other(self, http_request: HttpRequest, parent: Span | None) -> None:
+        """Start the span of a request that is an upgrade, or whose tracer is not of this package."""
         context = NO_CONTEXT if parent is None else make_context(parent)
         if isinstance(http_request, UpgradeRequest):
-            return None, set_context(context)
+            http_request.span, http_request.context_token = None, set_context(context)
+            return
         # A sampler of the SDK can read the name and the attributes of a new span.
         method = http_request.method if http_request.method in _METHODS else _OTHER_METHOD
         attributes = _describe_start(http_request, method)
-        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
-        return span, set_context(make_context(span))
+        http_request.span = span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
+        http_request.context_token = set_context(make_context(span))
 
     def _make_frame(self, key: _FrameKey) -> SpanFrame:
         """Return the frame of requests with these values, and keep it for the next ones."""

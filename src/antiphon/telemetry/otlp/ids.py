@@ -15,9 +15,10 @@ Zero is not a valid id. The probability of it, 2^-64, is not worth a check.
 
 def make_ids() -> tuple[bytes, bytes]:
     """Make new pairs, and take one of them."""
-    first, *others = _IDS.iter_unpack(os.urandom(_COUNT * _IDS.size))
-    UNUSED.extend(others)
-    return first
+    made = list(_IDS.iter_unpack(os.urandom(_COUNT * _IDS.size)))
+    taken = made.pop()
+    UNUSED.extend(made)
+    return taken
 
 
 # A child process must not use the ids of its parent.

@@ -179,10 +179,11 @@ class _Heads(dict[int, bytes]):
         return head
 
 
-class _EncodedNumbers(dict[int, bytes]):
-    """Encoded attributes of one name, by their value. The number of entries is bounded."""
+class _EncodedNumbers(dict[int | None, bytes]):
+    """Encoded attributes of one name, by their value. None is left out. The number of entries is bounded."""
 
     def __init__(self, name: str) -> None:
+        super().__init__({None: b""})
         self._name = name
         self._heads = _Heads(name, _INT_VALUE, has_length=False)
 
@@ -205,39 +206,49 @@ class _Columns:
     """
 
     def __init__(self) -> None:
-        self._formats = ["<"]
+        self._constant = b""
+        self._heads: list[bytes] = []
+        self._formats: list[str] = []
         self._packed: list[Iterable[Any]] = []
-        self._sized: list[list[bytes]] = []
+        self._sized: list[Sequence[bytes]] = []
 
     def add_constant(self, encoded: bytes) -> None:
-        """Add bytes that are the same in all spans."""
-        self.add(f"{len(encoded)}s", repeat(encoded))
+        """Add encoded fields that are the same in all spans."""
+        self._constant += encoded
 
-    def add(self, code: str, column: Iterable[Any]) -> None:
-        """Add values of one length. `code` is their format in a struct."""
+    def add(self, head: bytes, code: str, column: Iterable[Any]) -> None:
+        """Add a field whose values have one length. `head` is before each value, and `code` its format in a struct."""
+        self._heads.append(head)
         self._formats.append(code)
         self._packed.append(column)
 
-    def add_sized(self, column: list[bytes]) -> None:
-        """Add encoded fields of different lengths."""
+    def add_sized(self, column: Sequence[bytes]) -> None:
+        """Add encoded fields of different lengths, or parts of such fields in their order."""
         self._sized.append(column)
 
     def join(self, count: int) -> EncodedPart:
         """Return this number of spans as fields of the message around them."""
-        packed = struct.Struct("".join(self._formats))
-        # All are packed now: a value of a wrong type must fail here.
-        spans = list(map(packed.pack, *self._packed))
+        heads = [self._constant + self._heads[0], *self._heads[1:]]
+        size = self._make_struct(heads).size
         if not self._sized:
-            head = _SPAN + _varints[packed.size]
-            pieces = chain.from_iterable(zip(repeat(head), spans, strict=False))
-            return EncodedPart(pieces, count * (len(head) + packed.size))
+            heads[0] = _SPAN + _varints[size] + heads[0]
+        packed = self._make_struct(heads)
+        fields = chain.from_iterable(zip(map(repeat, heads), self._packed, strict=True))
+        # All are packed now: a value of a wrong type must fail here.
+        spans = list(map(packed.pack, *fields))
+        if not self._sized:
+            return EncodedPart(spans, count * packed.size)
         lengths = map(len, self._sized[0])
         for column in self._sized[1:]:
             lengths = map(add, lengths, map(len, column))
-        sizes = list(map(add, lengths, repeat(packed.size)))
-        heads = [_SPAN + _varints[size] for size in sizes]
-        pieces = chain.from_iterable(zip(heads, spans, *self._sized, strict=True))
-        return EncodedPart(pieces, sum(sizes) + sum(map(len, heads)))
+        sizes = list(map(add, lengths, repeat(size)))
+        tags = [_SPAN + _varints[size] for size in sizes]
+        pieces = chain.from_iterable(zip(tags, spans, *self._sized, strict=True))
+        return EncodedPart(pieces, sum(sizes) + sum(map(len, tags)))
+
+    def _make_struct(self, heads: Sequence[bytes]) -> struct.Struct:
+        codes = zip(heads, self._formats, strict=True)
+        return struct.Struct("<" + "".join([f"{len(head)}s{code}" for head, code in codes]))
 
 
 class _TextAttribute:
@@ -248,15 +259,17 @@ class _TextAttribute:
         self._heads = _Heads(name, _STRING_VALUE, has_length=True)
 
     def add_values(self, values: Sequence[Any], columns: _Columns) -> None:
+        if not all(values):
+            _add_some(self._name, values, columns)
+            return
         try:
             encoded = list(map(str.encode, values))
         except UnicodeEncodeError:  # a surrogate
-            columns.add_sized([_encode_attribute(_ATTRIBUTE, self._name, value) for value in values])
+            _add_some(self._name, values, columns)
             return
         lengths = list(map(len, encoded))
         if lengths.count(lengths[0]) == len(lengths):
-            columns.add_constant(self._heads[lengths[0]])
-            columns.add(f"{lengths[0]}s", encoded)
+            columns.add(self._heads[lengths[0]], f"{lengths[0]}s", encoded)
         else:
             columns.add_sized(list(map(self._heads.__getitem__, lengths)))
             columns.add_sized(encoded)
@@ -279,11 +292,21 @@ class _DoubleAttribute:
     """Encodes the values of one attribute of type float in many spans."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._head = _encode_attribute(_ATTRIBUTE, name, 0.0)[:-8]
 
     def add_values(self, values: Sequence[Any], columns: _Columns) -> None:
-        columns.add_constant(self._head)
-        columns.add("d", values)
+        if all(values):
+            columns.add(self._head, "d", values)
+        else:
+            _add_some(self._name, values, columns)
+
+
+def _add_some(name: str, values: Sequence[Any], columns: _Columns) -> None:
+    """Add an attribute that some spans do not have: their value is None. The values can have any type."""
+    if values.count(None) < len(values):
+        encode = _encode_attribute
+        columns.add_sized([b"" if value is None else encode(_ATTRIBUTE, name, value) for value in values])
 
 
 _Attribute = _TextAttribute | _NumberAttribute | _DoubleAttribute
@@ -327,29 +350,19 @@ class ProtobufEncoder:
     def _encode_columns(self, frame: SpanFrame, records: Sequence[SpanRecord]) -> EncodedPart:
         if not frame.encoded:
             frame.encoded = _encode_frame(frame)
-        _, _, trace_ids, span_ids, parent_ids, starts, ends, *attributes = zip(*records, strict=True)
+        _, _, trace_ids, span_ids, parent_ids, starts, ends, values = zip(*records, strict=True)
         columns = _Columns()
-        columns.add_constant(frame.encoded + _TRACE_ID)
-        columns.add("16s", trace_ids)
-        columns.add_constant(_SPAN_ID)
-        columns.add("8s", span_ids)
+        columns.add_constant(frame.encoded)
+        columns.add(_TRACE_ID, "16s", trace_ids)
+        columns.add(_SPAN_ID, "8s", span_ids)
         if all(parent_ids):
-            columns.add_constant(_PARENT_ID)
-            columns.add("8s", parent_ids)
+            columns.add(_PARENT_ID, "8s", parent_ids)
         elif any(parent_ids):
             columns.add_sized([_PARENT_ID + parent_id if parent_id else b"" for parent_id in parent_ids])
-        columns.add_constant(_START)
-        columns.add("Q", starts)
-        columns.add_constant(_END)
-        columns.add("Q", ends)
-        for attribute, values in zip(frame.types.items(), attributes, strict=True):
-            missing = values.count(None)
-            if not missing:
-                self._find_attribute(attribute).add_values(values, columns)
-            elif missing < len(values):
-                name = attribute[0]
-                encode = _encode_attribute
-                columns.add_sized([b"" if value is None else encode(_ATTRIBUTE, name, value) for value in values])
+        columns.add(_START, "Q", starts)
+        columns.add(_END, "Q", ends)
+        for attribute, column in zip(frame.types.items(), zip(*values, strict=True), strict=True):
+            self._find_attribute(attribute).add_values(column, columns)
         return columns.join(len(records))
 
     def _find_attribute(self, attribute: tuple[str, type]) -> _Attribute:

@@ -85,9 +85,10 @@ class SpanDetails:
 
 
 SpanRecord = tuple[Any, ...]
-"""A span that has ended and that its frame describes.
+"""A span that has ended, as it waits for its export.
 
-The fields are: frame, tracer, trace id, span id, parent id, start, end, and the values of the attributes.
+The fields are: frame, tracer, trace id, span id, parent id, start, end, and the values of the attributes. The record of
+a span without a frame is None and the span.
 """
 
 
@@ -197,7 +198,7 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
     def end(self, end_time: int | None = None) -> None:
         if not self.end_time:
             self.end_time = time_ns() if end_time is None else end_time
-            self.tracer.queue.add(self)
+            self.tracer.queue.add((None, self))
 
     def finish(self, frame: SpanFrame, values: tuple[Any, ...]) -> None:
         """Set the name and the last attributes of a span, and end it."""
@@ -213,11 +214,9 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
         if self.has_remote_parent:
             frame = frame.get_remote()
         queue = tracer.queue
-        spans = queue.spans  # as in `add`, without another call
-        spans.append(
-            (frame, tracer, self.trace_id, self.span_id, self.parent_id, self.start_time, end_time) + values  # noqa: RUF005
-        )
-        if len(spans) >= queue.alert_size:
+        records = queue.records  # as in `add`, without another call
+        records.append((frame, tracer, self.trace_id, self.span_id, self.parent_id, self.start_time, end_time, values))
+        if len(records) >= queue.alert_size:
             queue.handle_alert()
 
     def get_details(self) -> SpanDetails:
@@ -244,8 +243,8 @@ Span.register(OtlpSpan)
 
 
 def restore_span(record: SpanRecord) -> OtlpSpan:
-    """Return the span of a record, with all of its attributes."""
-    frame, tracer, trace_id, span_id, parent_id, start_time, end_time, *values = record
+    """Return the span of a record with a frame, with all of its attributes."""
+    frame, tracer, trace_id, span_id, parent_id, start_time, end_time, values = record
     details = SpanDetails()
     details.attributes = frame.merge_values(values)
     is_remote = frame.has_remote_parent

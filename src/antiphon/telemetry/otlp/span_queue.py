@@ -4,16 +4,17 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import itemgetter
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 
 from antiphon.telemetry.environment import read_otlp_variable, read_variable
 from antiphon.telemetry.log_limit import LogLimit
 from antiphon.telemetry.otlp.encoder import EncodedSpans, SpanEncoder
-from antiphon.telemetry.otlp.frame import SpanFrame
 from antiphon.telemetry.otlp.json_encoder import JsonEncoder
 from antiphon.telemetry.otlp.protobuf import ProtobufEncoder
 from antiphon.telemetry.otlp.sender import OtlpSender
@@ -26,11 +27,13 @@ _MAX_PAYLOAD_BYTES = 8 << 20
 # Records have few kilobytes each.
 _MAX_RECORDS = 512
 
+_get_frame = itemgetter(0)
+
 
 class SpanQueue:
     """A bounded queue of spans that have ended. `add` can be called in all threads.
 
-    `spans` are the waiting ones. `handle_alert` must be called after each that is the number `alert_size` or above.
+    `records` are the waiting spans. `handle_alert` must be called after each that is the number `alert_size` or above.
 
     The variables OTEL_BSP_* give its size, the size of a batch, and the time that a span waits. Raises ValueError if
     one of them is not valid.
@@ -45,26 +48,26 @@ class SpanQueue:
         self._make_resource = make_resource
         self._encoder: SpanEncoder | None = self._make_encoder()
         self._sender = OtlpSender(self._encoder.content_type, user_agent)
-        self.spans: list[OtlpSpan | SpanRecord] = []
+        self.records: list[SpanRecord] = []
         self._dropped = 0
         self._log_limit = LogLimit()
         self._is_closed = False
         self._make_locks()
 
-    def add(self, span: OtlpSpan | SpanRecord) -> None:
+    def add(self, record: SpanRecord) -> None:
         """Queue a span that has ended. If the queue is full, or closed, the span is dropped."""
-        spans = self.spans
-        spans.append(span)
-        if len(spans) >= self.alert_size:
+        records = self.records
+        records.append(record)
+        if len(records) >= self.alert_size:
             self.handle_alert()
 
     def handle_alert(self) -> None:
         """Handle a new span if there is a full batch, if the thread does not run, or if the queue is closed."""
-        size = len(self.spans)
+        size = len(self.records)
         if size > self._max_size or self._is_closed:
             self._drop_newest()
             return
-        if size >= self._batch_size:
+        if size >= self._batch_size and not self._wake.is_set():  # `set` takes much longer
             self._wake.set()
         if self._thread is None:
             self._start()
@@ -75,7 +78,7 @@ class SpanQueue:
         if not self._exporting.acquire(timeout=seconds):
             return False
         try:
-            while self.spans:
+            while self.records:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not self._export_batch(remaining):
                     return False
@@ -96,7 +99,7 @@ class SpanQueue:
 
     def reset(self) -> None:
         """Start again in a child process. The spans in the queue belong to the parent process."""
-        self.spans.clear()
+        self.records.clear()
         self._encoder = None
         self._sender.reset()
         self._make_locks()
@@ -132,7 +135,7 @@ class SpanQueue:
 
     def _export(self, *, min_size: int) -> None:
         with self._exporting:
-            while len(self.spans) >= min_size:
+            while len(self.records) >= min_size:
                 try:
                     self._export_batch()
                 except Exception:
@@ -140,9 +143,9 @@ class SpanQueue:
 
     def _export_batch(self, seconds: float = math.inf) -> bool:
         """Export the oldest spans. Return False if the collector did not get them."""
-        spans = self.spans
-        batch = spans[: self._batch_size]
-        del spans[: len(batch)]  # other threads only append, or remove the last one
+        records = self.records
+        batch = records[: self._batch_size]
+        del records[: len(batch)]  # other threads only append, or remove the last one
         if self._encoder is None:
             self._encoder = self._make_encoder()
         deadline = time.monotonic() + seconds
@@ -158,7 +161,7 @@ class SpanQueue:
 
     def _drop_newest(self) -> None:
         with suppress(IndexError):  # exported by the thread
-            self.spans.pop()
+            self.records.pop()
             self._dropped += 1
         if not self._is_closed and self._log_limit.is_due():
             logger.warning(
@@ -167,9 +170,10 @@ class SpanQueue:
             self._dropped = 0
 
 
-def _encode_batch(encoder: SpanEncoder, batch: Sequence[OtlpSpan | SpanRecord]) -> Iterator[bytes]:
+def _encode_batch(encoder: SpanEncoder, batch: Sequence[SpanRecord]) -> Iterator[bytes]:
     """Yield payloads of at most 8 MB, unless one span is larger. A span that cannot be encoded is left out."""
-    records, spans = _group_records(batch)
+    records = _group_by_frame(batch)
+    spans = [span for _, span in records.pop(None, ())]
     encoded: EncodedSpans = {}
     for frame, found in records.items():
         for first in range(0, len(found), _MAX_RECORDS):
@@ -183,16 +187,12 @@ def _encode_batch(encoder: SpanEncoder, batch: Sequence[OtlpSpan | SpanRecord]) 
     yield from _join_spans(encoder, encoded)
 
 
-def _group_records(batch: Sequence[OtlpSpan | SpanRecord]) -> tuple[dict[SpanFrame, list[SpanRecord]], list[OtlpSpan]]:
-    """Return the records by their frame, and the spans without a frame."""
-    records: defaultdict[SpanFrame, list[SpanRecord]] = defaultdict(list)
-    spans: list[OtlpSpan] = []
-    for each in batch:
-        if isinstance(each, tuple):
-            records[each[0]].append(each)
-        else:
-            spans.append(each)
-    return records, spans
+def _group_by_frame(batch: Sequence[SpanRecord]) -> dict[Any, list[SpanRecord]]:
+    """Return the records by their frame, or by None if they have no frame. The loop over the records is in C."""
+    groups: defaultdict[Any, list[SpanRecord]] = defaultdict(list)
+    group_of_each = map(groups.__getitem__, map(_get_frame, batch))
+    deque(map(list.append, group_of_each, batch), maxlen=0)
+    return groups
 
 
 def _split_spans(spans: Sequence[OtlpSpan]) -> Iterator[Sequence[OtlpSpan]]:

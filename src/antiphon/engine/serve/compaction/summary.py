@@ -131,6 +131,7 @@ class Summariser:
                 request=request,
                 items=items,
                 project=turn.project,
+                for_response=turn.for_response,
                 streamed=False,
                 background=turn.background,
                 limits=turn.limits,
