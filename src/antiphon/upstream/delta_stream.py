@@ -74,9 +74,9 @@ class Reader(Protocol):
 class PlainAnswerReader:
     """Base of a reader with short paths for answers that are text and nothing else."""
 
-    def read_texts(self, data: Sequence[bytes]) -> list[Delta]:
-        """Return the deltas of several messages, one for each, up to the first that `read` must read."""
-        return []
+    def read_texts(self, data: Sequence[bytes]) -> tuple[list[Delta], int]:
+        """Return the deltas of the messages up to the first that `read` must read, and the number of these messages."""
+        return [], 0
 
     def read_plain_answer(self, body: bytes) -> Sequence[Delta]:
         """Return all deltas of such an answer, and finish. Return none for any other body, which `read` gets then.
@@ -216,14 +216,11 @@ class DeltaStream:
             return self._read_messages([SseMessage(None, each) for each in data])
         if self._event_count + len(data) > self._limits.max_answer_events:
             raise self._limits.make_error("max_answer_events")
-        deltas = self._text_reader.read_texts(data)
-        read = len(deltas)
-        self._event_count += read
-        return (
-            deltas
-            if read == len(data)
-            else self._read_messages([SseMessage(None, each) for each in data[read:]], deltas)
-        )
+        deltas, count = self._text_reader.read_texts(data)
+        self._event_count += count
+        if count == len(data):
+            return deltas
+        return self._read_messages([SseMessage(None, each) for each in data[count:]], deltas)
 
     def _read_messages(self, messages: Sequence[SseMessage], deltas: list[Delta] | None = None) -> list[Delta]:
         """Return the deltas of these messages, after those of the messages before them."""

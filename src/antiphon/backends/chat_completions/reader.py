@@ -68,6 +68,8 @@ from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import parse_usage
 
 _DEFAULT_LIMITS = AnswerLimits()
+# The number of texts after which the search for their frame pays off.
+_SHORT_ANSWER = 3
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -121,21 +123,10 @@ class ChatReader(PlainAnswerReader):
         return self._reason is not None and not self._calls
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
-        if self._expects_text and message.event is None:
-            try:
-                chunk = decode_plain_chunk(message.data)
-            except _UNREADABLE:
-                self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
-            else:
-                if chunk.usage is not None:
-                    self._usage = parse_usage(chunk.usage) or self._usage
-                text = chunk.choices[0].delta.content
-                self._written.append(text)
-                return (Text(text),)
-        if self._expects_start and message.event is None:
-            started = self._read_start(message.data)
-            if started is not None:
-                return started
+        if message.event is None:
+            texts, count = self.read_texts((message.data,))
+            if count:
+                return texts
         if self._expects_answer:
             self._expects_answer = False
             self._prepare()
@@ -145,16 +136,23 @@ class ChatReader(PlainAnswerReader):
             self._expects_text = self._text.is_plain_text
         return deltas
 
-    def read_texts(self, data: Sequence[bytes]) -> list[Delta]:
+    def read_texts(self, data: Sequence[bytes]) -> tuple[list[Delta], int]:
         deltas: list[Delta] = []
+        count = 0
+        while self._expects_start and count < len(data):
+            started = self._read_start(data[count])
+            if started is None:
+                break
+            deltas += started
+            count += 1
         if not self._expects_text:
-            return deltas
+            return deltas, count
         # Local names, because this loop runs for every token.
         decode, text_delta, written = decode_plain_chunk, Text, self._written
         prefix, suffix = self._frame or NO_FRAME
         start, end = len(prefix) - 1, 1 - len(suffix)
         try:
-            for each in data:
+            for each in data[count:] if count else data:
                 text = ""
                 if each.startswith(prefix) and each.endswith(suffix):
                     text = decode_text(each[start:end])
@@ -163,13 +161,15 @@ class ChatReader(PlainAnswerReader):
                     if chunk.usage is not None:
                         self._usage = parse_usage(chunk.usage) or self._usage
                     text = chunk.choices[0].delta.content
+                    if self._frame is None and len(written) > _SHORT_ANSWER:
+                        self._frame = prefix, suffix = find_text_frame(each, text)
+                        start, end = len(prefix) - 1, 1 - len(suffix)
                 written.append(text)
                 deltas.append(text_delta(text))
-            if self._frame is None and data:
-                self._frame = find_text_frame(data[-1], written[-1])
+                count += 1
         except _UNREADABLE:
             self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
-        return deltas
+        return deltas, count
 
     def _read_start(self, data: bytes) -> Sequence[Delta] | None:
         """Return the deltas of a first chunk, until the text begins. None: another method must read the chunk."""

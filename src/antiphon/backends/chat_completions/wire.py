@@ -177,8 +177,8 @@ another text, so that only the string has to be decoded.
 """
 
 _MAX_FRAME_BYTES = 4096
-# No chunk matches it: the data of a message that is one line has no line end.
-NO_FRAME: TextFrame = (b"\n", b"\n")
+# No chunk matches it: the byte is not UTF-8.
+NO_FRAME: TextFrame = (b"\xff", b"\xff")
 
 
 def find_text_frame(data: bytes, text: str) -> TextFrame:
