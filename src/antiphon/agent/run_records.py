@@ -24,7 +24,7 @@ _ALL_RUNS = 2**31 - 1
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """A run in a ledger. Its usage, calls and cost include those of subagents, as in its outcome.
+    """A run in a ledger. Its totals include those of subagents that have finished or wait for approval.
 
     `status` is the kind of the outcome, `running` while a process executes the run, or `interrupted` if its process has
     ended before the run. `pending` are the calls that wait for a person. A call that may have happened waits for one
