@@ -8,9 +8,10 @@ import pytest
 from msgspec import structs
 
 from antiphon import Agent, Limits, Tool, ToolContext, tool
+from antiphon.agent.guardrails import ResultCheck
 from antiphon.ledger import Ledger
 from antiphon.tools.base import OnInterrupt
-from support.scripted_model import ScriptedModel, call, outputs_of
+from support.scripted_model import ScriptedModel, call, look_up, outputs_of
 
 ASK = call("expert", {"input": "Pay."}, "call_e")
 PAY = call("pay", {"amount": 5}, "call_p")
@@ -22,6 +23,7 @@ class Payments:
 
     def __init__(self, hanging: int = 1) -> None:
         self.keys: list[str] = []
+        self.started = asyncio.Event()
         self._hanging = hanging
 
     def make_tool(self, policy: OnInterrupt = "retry", **options: Any) -> Tool:
@@ -29,6 +31,7 @@ class Payments:
         async def pay(amount: int, context: ToolContext) -> str:
             """Pay."""
             self.keys.append(context.idempotency_key)
+            self.started.set()
             if len(self.keys) <= self._hanging:
                 await asyncio.Event().wait()
             return f"paid {amount}"
@@ -113,3 +116,29 @@ async def test_timed_out_attempt_is_resumed_without_a_ledger(in_process: Scripte
     outcome = await agent.run("Go.", run_id="run_1")
     assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
     assert outputs_of(in_process.sent[-1]) == [("call_e", "Paid.")]
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_repeated_subagent_goes_on_with_the_run_of_its_own_subagent(
+    in_process: ScriptedModel, is_paused: bool
+) -> None:
+    """Two different calls must not have one key, also if the run was resumed from its state in between."""
+    payments = Payments()
+
+    async def fail(given: ResultCheck) -> None:
+        if given.call.name == "look_up":
+            await payments.started.wait()
+            raise ZeroDivisionError("oops")
+
+    inner = in_process.agent(name="inner", tools=[payments.make_tool("ask")])
+    middle = in_process.agent(name="middle", tools=[inner.as_tool("inner", "Pays."), look_up], result_guardrails=[fail])
+    agent = in_process.agent(tools=[middle.as_tool("middle", "Asks.", needs_approval=is_paused)])
+    ask_middle, ask_inner = call("middle", {"input": "Pay."}), call("inner", {"input": "Pay."}, "call_i")
+    both = [ask_inner, call("look_up", {"city": "Bern"}, "call_l")]
+    in_process.set_answers([ask_middle], both, [PAY], [ask_middle], [ask_inner], [PAY], "Done.")
+    outcome = await agent.run("Go.", run_id="run_1")
+    while is_paused and outcome.pending[0].reason == "needs_approval":
+        outcome = await agent.resume(outcome.state or b"", approvals={"call_1": True})
+    waiting = [(each.call_id, each.reason, each.idempotency_key) for each in outcome.pending]
+    assert waiting == [("call_1/call_i/call_p", "may_have_happened", "run_1:1:0:1:0:1:0")]
+    assert payments.keys == ["run_1:1:0:1:0:1:0"]

@@ -25,9 +25,13 @@ tool are the answer. `invalid_output`: the arguments of an output tool do not ma
 
 
 class UnresolvedCall(ToolInvocation, frozen=True):
-    """A call whose effect is not known: it timed out, or it was running when its process or its subagent ended."""
+    """A call whose effect is not known: it timed out, or it was running when its process or its subagent ended.
+
+    `state` is that of the run of a subagent, if the call has started one and there is no ledger that has it.
+    """
 
     idempotency_key: str = ""
+    state: bytes | UnsetType = UNSET
 
 
 class _Entry(Struct, tag_field="entry", frozen=True):

@@ -45,7 +45,10 @@ class Journal:
         self.is_stored = ledger is not None
         """True if the run is in a ledger, also if this journal was restored without it."""
         self.subagents: dict[str, Journal] = {}
-        """The runs of subagents that this process has started, by their ids: the idempotency keys of their calls."""
+        """The runs of subagents that this process has started, by their ids: the idempotency keys of their calls.
+
+        All runs below one first run share it.
+        """
         self.failure: Exception | None = None
         """The exception of the ledger because of which an entry of this run, or of a subagent's, is missing."""
         self._ledger = ledger

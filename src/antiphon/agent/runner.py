@@ -241,7 +241,9 @@ class Runner:
             deps=arguments.deps,
         )
         if parent is not None:
-            parent.journal.subagents[journal.run_id] = journal
+            # A later call may repeat a call of a subagent that has ended, and then finds its run.
+            journal.subagents = parent.journal.subagents
+            journal.subagents[journal.run_id] = journal
         return loop, contexts
 
     def _check_active_agent(self, state: RunState) -> None:
