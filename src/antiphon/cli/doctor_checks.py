@@ -59,7 +59,7 @@ _SHOWN_NODES = 5
 _OK = 200
 _CODE = "code sandbox"
 _POSTGRES_ADVICE = "Check that PostgreSQL is running, and the address, user and password in the setting 'store'."
-_FILE_ADVICE = "Correct the setting 'store', or restore the file from a backup."
+_FILE_ADVICE = "Correct the setting 'store' or the permissions, or restore the file from a backup."
 _SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
 
 Status = Literal["ok", "warning", "problem"]

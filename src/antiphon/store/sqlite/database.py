@@ -39,6 +39,7 @@ from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.health import StoreHealth, check_disk, describe_error
 from antiphon.store.sqlite.leases import LiveProcesses, locate_owners
 from antiphon.store.sqlite.migrations import migrate
+from antiphon.store.sqlite.open_errors import describe_open_error
 from antiphon.store.write_observer import OnWrite, count_failures
 
 # Seconds to wait for a lock that another process holds.
@@ -429,7 +430,7 @@ def _open_connections(path: Path, files: DatabaseFiles, schema: str) -> tuple[sq
             writer.close()
             raise
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"The store {path} cannot be opened: {error}") from error
+        raise ConfigError(f"The store {path} cannot be opened: {describe_open_error(path, error)}") from error
     except UnicodeDecodeError as error:  # the message of an error of SQLite, with a part of a damaged schema
         raise ConfigError(f"The store {path} cannot be opened: the file is damaged.") from error
     reader.execute("PRAGMA query_only = ON")

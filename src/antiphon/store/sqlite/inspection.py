@@ -6,6 +6,7 @@ from pathlib import Path
 from antiphon.errors import ConfigError
 from antiphon.store.condition import StoreCondition
 from antiphon.store.migration_files import read_migrations
+from antiphon.store.sqlite.open_errors import describe_open_error
 
 _LOCK_SECONDS = 2.0
 
@@ -23,7 +24,7 @@ def inspect_file(path: Path) -> StoreCondition:
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise ConfigError(f"The store {path} cannot be opened: {error}.") from None
+        raise ConfigError(f"The store {path} cannot be opened: {describe_open_error(path, error)}.") from None
     return StoreCondition(
         schema=schema, newest=read_migrations("sqlite")[-1].version, refusal=refusal, has_keys=has_keys
     )

@@ -14,6 +14,7 @@ from antiphon.store.ledger import migrate_ledger
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.migrations import migrate
+from antiphon.store.sqlite.open_errors import describe_open_error
 from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CONTAINER_FILES, CONTENTS, Table
 
 _CONTENT_IDS = "SELECT id FROM files UNION SELECT id FROM upload_parts ORDER BY id"
@@ -220,7 +221,7 @@ def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[Sqlite
         finally:
             connection.close()
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"The store {path} cannot be used: {error}") from error
+        raise ConfigError(f"The store {path} cannot be used: {describe_open_error(path, error)}") from error
 
 
 def _start_export(connection: sqlite3.Connection, folders: StoreFolders, ledger: Path) -> SqliteTransfer:
