@@ -16,7 +16,7 @@ from support.mcp_wire_server import WireServer, serve_mcp
 from support.threads import run_in_thread
 
 SECRET = "secret-token-123"
-TOOLS = ("once", "again", "approved")
+TOOLS = ("once", "again", "approved", "deferred")
 
 
 class Gate:
@@ -44,7 +44,14 @@ def mcp(gate: Gate) -> Iterator[WireServer]:
 
 
 def make_script() -> dict[str, Any]:
-    rules: list[dict[str, Any]] = [{"last_item": "function_call_output", "answers": ["Done."]}]
+    search = {"tool_call": {"name": "tool_search", "arguments": {"query": "deferred"}}}
+    found = {"tool_call": {"name": "s__deferred", "arguments": {}}}
+    rules: list[dict[str, Any]] = [
+        {"last_item": "function_call_output", "text": "outcome is unknown", "answers": ["Done."]},
+        {"last_item": "function_call_output", "text": "can be called now", "answers": [[found]]},
+        {"last_item": "function_call_output", "answers": ["Done."]},
+        {"user": "deferred", "answers": [[search]]},
+    ]
     rules += [{"user": name, "answers": [[{"tool_call": {"name": name, "arguments": {}}}]]} for name in TOOLS]
     return {"native_tools": ["function"], "rules": rules}
 
@@ -64,6 +71,9 @@ def test_killed_server_repeats_no_call_and_no_approval(tmp_path: Path, mcp: Wire
         approving: Any = {"input": approval, "tools": [always], "previous_response_id": first["id"]}
         ids = {name: server.start_background(name, tools=[never | {"authorization": SECRET}]) for name in TOOLS[:2]}
         ids["approved"] = server.start_background("", **approving)
+        ids["deferred"] = server.start_background(
+            "deferred", tools=[{"type": "tool_search"}, never | {"defer_loading": True}]
+        )
         wait_until(lambda: {name for name, _ in mcp.calls} == set(TOOLS))
     finally:
         server.kill()
@@ -81,9 +91,9 @@ def test_killed_server_repeats_no_call_and_no_approval(tmp_path: Path, mcp: Wire
     assert {name: response["status"] for name, response in responses.items()} == dict.fromkeys(TOOLS, "completed")
     calls = {name: next(item for item in responses[name]["output"] if item["type"] == "mcp_call") for name in TOOLS}
     names = [name for name, _ in mcp.calls]
-    assert {name: names.count(name) for name in TOOLS} == {"once": 1, "again": 2, "approved": 1}
+    assert {name: names.count(name) for name in TOOLS} == {"once": 1, "again": 2, "approved": 1, "deferred": 1}
     assert (calls["again"]["status"], calls["again"]["output"]) == ("completed", "done")
-    for name in ("once", "approved"):
+    for name in ("once", "approved", "deferred"):
         assert (calls[name]["status"], calls[name]["error"]["message"]) == ("failed", UNKNOWN_OUTCOME)
     assert calls["approved"]["approval_request_id"] == request_id
     assert refused["error"]["code"] == "approval_already_used"

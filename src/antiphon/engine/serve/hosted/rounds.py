@@ -338,6 +338,7 @@ class HostedRun:
         for parent in nested:
             if parent in ended:  # a program that is run again counts its calls itself
                 self._budget.take()
+        self._toolset.assign_names()  # a search of the earlier attempt may have loaded functions
         self._unfinished = [self._begin_again(record, begun) for record in calls.values() if record.key not in ended]
 
     def _restore_answer(self, step: AnswerStep) -> None:
