@@ -197,8 +197,6 @@ class BackgroundResponses:
             for key in self._find_attempts(response_id):
                 self._scheduler.cancel(key)
             self._scheduler.wake()
-        elif kind == "ended":
-            self._scheduler.take_over(response_id)
         elif kind == "events":
             self._receive_events(response_id, last)
         elif kind == "follow":
@@ -206,6 +204,8 @@ class BackgroundResponses:
                 self._scheduler.attempts[key].events.announce_to(partial(self._announce, "events", response_id))
         elif kind == "begun":
             self._follow_again(response_id)
+        elif kind == "ended":
+            self._scheduler.take_over(response_id)
         elif kind == "reconnected":
             self._scheduler.wake()
             self._followed.report_all()
