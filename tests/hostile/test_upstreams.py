@@ -196,6 +196,40 @@ def test_endless_text_is_bounded_by_the_default_limits(
     assert server.peak_mb() < 500
 
 
+MANY = 30_000
+TEXT_PART = {"type": "output_text", "text": "x"}
+# Messages with very many parts.
+LARGE_MESSAGES: dict[str, dict[str, Any]] = {
+    "chat/text": chat(content=[{"type": "text", "text": "x"}] * MANY),
+    "chat/annotations": chat(
+        content="x", annotations=[{"type": "url_citation", "url_citation": {"url": "https://a.example"}}] * MANY
+    ),
+    "chat/reasoning": chat(reasoning_details=[{"type": "reasoning.text", "text": "x"}] * MANY),
+    "responses/text": event("output_item.done", item={"type": "message", "id": "m", "content": [TEXT_PART] * MANY}),
+    "responses/summaries": event(
+        "output_item.done",
+        item={"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}] * MANY},
+    ),
+}
+
+
+async def send_large_message(peer: Peer) -> None:
+    model = json.loads((await peer.read_request()).partition(b"\r\n\r\n")[2])["model"]
+    peer.writer.write(HEAD + f"data: {json.dumps(LARGE_MESSAGES[model])}\n\n".encode())
+    await peer.writer.drain()
+
+
+@pytest.mark.parametrize("form", ["streamed", "whole"])
+def test_message_with_very_many_parts_is_refused_without_a_block(
+    form: str, victim: Callable[..., Victim], upstream: Callable[..., ThreadedServer]
+) -> None:
+    server = start_victim(victim, upstream(serve_raw(send_large_message)).url)
+    for model in LARGE_MESSAGES:
+        response = ASK[form](server, {"model": model, "input": "Hello."})
+        assert (response["status"], response["error"]["code"]) == ("failed", "answer_too_large")
+    assert server.longest_block() < MAX_BLOCK
+
+
 async def send_keepalives(peer: Peer) -> None:
     """Send a token, and then keepalives without end."""
     model = json.loads((await peer.read_request()).partition(b"\r\n\r\n")[2])["model"]

@@ -12,7 +12,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.decompose import decompose_events
 from antiphon.stream.fold import fold
-from support.composing import compose, compose_replay, compose_response, compose_types
+from support.composing import compose, compose_replay, compose_response, compose_types, new_composer
 
 
 def test_new_part_stays_in_same_item() -> None:
@@ -40,6 +40,30 @@ def test_annotations_and_logprobs_are_in_text_part() -> None:
     assert message == items.Message(
         "assistant", [content.OutputText("hi", [citation], [logprob])], "msg_1", "completed"
     )
+
+
+class CountingBatch(list[d.Delta]):
+    """A batch that counts the deltas that are copied from it."""
+
+    copied = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.copied += len(found) if isinstance(index, slice) else 0
+        return found
+
+
+@pytest.mark.parametrize("other", [d.Annotate(content.UrlCitation("https://a.example", "A", 0, 2)), d.NewPart()])
+def test_batch_that_alternates_with_text_is_copied_in_linear_time(other: d.Delta) -> None:
+    batch = CountingBatch([d.Text("a"), other] * 3000)
+    composer = new_composer()
+    assert len(composer.compose(batch)) >= len(batch)
+    assert batch.copied <= 300 * len(batch)  # all deltas that follow would be 3000 for each, on average
+
+
+def test_long_run_of_text_is_composed_completely() -> None:
+    (message,) = compose_response(*(d.Text("a") for _ in range(2000)), d.Finish()).output
+    assert message == items.Message("assistant", [content.OutputText("a" * 2000, [], [])], "msg_1", "completed")
 
 
 def test_reasoning_events_with_summaries_precede_answer() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.errors import ModelError
+from antiphon.errors import UpstreamError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.events import (
@@ -205,7 +205,7 @@ def test_chunk_of_whole_messages_decodes_like_single_bytes(chunks: list[bytes], 
         decoder = SseDecoder(limit=limit)
         try:
             return [message for piece in pieces for message in decoder.feed(piece)] + decoder.close()
-        except ModelError:
+        except UpstreamError:
             return None
 
     whole = b"".join(chunks)
@@ -298,13 +298,13 @@ class TestLimit:
 
     @given(chunked(st.just(WIRE)))
     def test_message_over_limit_raises_for_any_chunking(self, chunks: list[bytes]) -> None:
-        with pytest.raises(ModelError, match="larger than 31 bytes"):
+        with pytest.raises(UpstreamError, match="larger than 31 bytes"):
             decode(*chunks, limit=31)
 
     @pytest.mark.parametrize("line", [b"x" * 32, b": " + b"x" * 30, b"event: " + b"x" * 25])
     def test_unterminated_line_over_limit_raises(self, line: bytes) -> None:
         decoder = SseDecoder(limit=31)
-        with pytest.raises(ModelError, match="larger than 31 bytes"):
+        with pytest.raises(UpstreamError, match="larger than 31 bytes"):
             decoder.feed(line)
 
 

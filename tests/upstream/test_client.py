@@ -2,12 +2,14 @@ import asyncio
 import gc
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
-from antiphon.stream.deltas import Finish, Text
+from antiphon.stream.deltas import Delta, Finish, Text
+from antiphon.stream.sse import SseMessage
 from support.http_proxy import serve_proxy
 from support.upstream_client import WordReader, connect
 from support.upstream_server import HANG_UP, RESET, STALL, Raw, Reply, json_of, stream_of
@@ -73,6 +75,38 @@ async def test_message_may_be_split_at_any_byte() -> None:
 async def test_deltas_of_one_read_are_one_batch() -> None:
     async with connect(stream_of(b"data: a\n\ndata: b\n\ndata: -\n\ndata: [DONE]\n\ndata: late\n\n")) as conn:
         assert await conn.ask() == [[Text("a"), Text("b"), Finish()]]
+
+
+class LetterReader(WordReader):
+    """Each letter of a message is a delta."""
+
+    def read(self, message: SseMessage) -> Sequence[Delta]:
+        whole = super().read(message)
+        return [Text(letter) for each in whole for letter in each.text] if message.data != b"[DONE]" else whole
+
+
+async def test_deltas_of_a_large_message_are_returned_in_slices() -> None:
+    """Other tasks run between the slices."""
+    text, more, turns = "x" * 2500, asyncio.Event(), [0]
+
+    async def count_turns() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    large = f"data: {text}\n\n".encode()
+    async with connect(stream_of(large, more, large, b"data: [DONE]\n\n")) as conn:
+        counter = asyncio.create_task(count_turns())
+        batches, seen = list[Sequence[Delta]](), list[int]()
+        async for batch in await conn.upstream.stream("/chat", b"{}", LetterReader):
+            batches.append(batch)
+            seen.append(turns[0])
+            if len(flatten(batches)) == len(text):
+                more.set()
+        counter.cancel()
+    assert flatten(batches) == [*[Text("x")] * 5000, Finish()]
+    assert [len(batch) for batch in batches[:5]] == [1000, 1000, 500, 1000, 1000]
+    assert seen[:5] == sorted(set(seen[:5]))
 
 
 async def test_stream_returns_after_the_first_deltas() -> None:

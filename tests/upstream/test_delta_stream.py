@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
-from antiphon.errors import ModelError, RateLimited, UpstreamError, UpstreamTimeout
+from antiphon.errors import RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.protocol.response import Usage
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
@@ -96,7 +96,7 @@ async def test_unreadable_body_is_an_error(body: bytes) -> None:
 async def test_endless_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sse.SseDecoder.__init__.__kwdefaults__, "limit", 100)
     async with connect(stream_of(b"data: " + b"x" * 200)) as conn:
-        with pytest.raises(ModelError, match="larger than 100 bytes"):
+        with pytest.raises(UpstreamError, match="larger than 100 bytes"):
             await read(conn)
 
 

@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.stream.deltas import Delta, Served, Text
-from antiphon.upstream.fields import MAX_NAME_LENGTH, ServedModel, normalize_arguments, parse_logprobs
+from antiphon.upstream.fields import (
+    MAX_LIST_LENGTH,
+    MAX_NAME_LENGTH,
+    ServedModel,
+    normalize_arguments,
+    parse_logprobs,
+    read_list,
+)
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{ "b":1.0,"a" : 1e2, "c":"\\u0041" }'])
@@ -76,3 +84,15 @@ def test_same_or_invalid_model_name_is_not_announced(name: Any) -> None:
 
 def test_last_model_name_is_announced() -> None:
     assert announce("acme/model-1", "acme/model-2")[0] == Served("auto", "router", "acme/model-2")
+
+
+@pytest.mark.parametrize(("payload", "entries"), [([1, "a"], [1, "a"]), (None, []), ({"a": 1}, []), ("ab", [])])
+def test_list_is_read_and_other_values_are_empty(payload: Any, entries: list[Any]) -> None:
+    assert read_list(payload) == entries
+
+
+def test_list_with_too_many_entries_is_an_error() -> None:
+    assert len(read_list([0] * MAX_LIST_LENGTH)) == MAX_LIST_LENGTH
+    with pytest.raises(UpstreamError, match="more than 10000 entries") as caught:
+        read_list([0] * (MAX_LIST_LENGTH + 1))
+    assert caught.value.code == "answer_too_large"

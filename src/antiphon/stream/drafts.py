@@ -21,6 +21,8 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
 Ending = Literal["completed", "incomplete"]
+# Number of deltas of a batch that are copied at a time.
+_COPIED_DELTAS = 256
 
 
 class _Pieces(list[str]):
@@ -101,7 +103,8 @@ class MessageDraft(Draft):
     def continue_text(self, batch: Sequence[Delta], start: int) -> list[Event | Unknown]:
         """Write the plain text in a batch from `start` on to the open text part: one event for each delta.
 
-        Stop at the first delta that is anything else, and at once if no text part is open.
+        Stop at the first delta that is anything else, and at once if no text part is open. The end of a long text may
+        be left to the next call.
         """
         emitted: list[Event | Unknown] = []
         if self._open == "text":
@@ -109,7 +112,8 @@ class MessageDraft(Draft):
             # Local names, because this loop runs for every token.
             fragments, numbers = self._fragments, self._numbers
             text_delta, text_event = deltas.Text, events.OutputTextDelta
-            for delta in batch[start:] if start else batch:
+            # The part that is copied is bounded: a large batch may alternate between text and other deltas.
+            for delta in batch[start : start + _COPIED_DELTAS] if start else batch:
                 if type(delta) is not text_delta or delta.logprobs:
                     break
                 text = delta.text

@@ -6,12 +6,13 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from antiphon.errors import ModelError
+from antiphon.errors import UpstreamError
 from antiphon.protocol import events
 from antiphon.protocol.codec import EVENTS, encode, reuse_tools_json
 from antiphon.protocol.events import Event
 from antiphon.protocol.tool_lists import SharedTools
 from antiphon.protocol.unions import Unknown, copy_struct
+from antiphon.stream.limits import ANSWER_TOO_LARGE
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
@@ -115,8 +116,8 @@ class SseMessage(Struct, frozen=True, gc=False):
 class SseDecoder:
     """An incremental decoder of an event stream. Chunks may be split anywhere.
 
-    Lines may end in LF, CRLF or CR. A message larger than `limit` bytes raises ModelError; the decoder cannot be used
-    after that.
+    Lines may end in LF, CRLF or CR. A message larger than `limit` bytes raises UpstreamError; the decoder cannot
+    be used after that.
     """
 
     def __init__(self, *, limit: int = MESSAGE_LIMIT) -> None:
@@ -220,8 +221,9 @@ class SseDecoder:
             self._data.append(value.removeprefix(b" "))
             self._size = size
 
-    def _make_size_error(self) -> ModelError:
-        return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
+    def _make_size_error(self) -> UpstreamError:
+        message = f"A message of the event stream is larger than {self._limit} bytes."
+        return UpstreamError(message, code=ANSWER_TOO_LARGE)
 
 
 def _split_named_messages(text: bytes) -> list[SseMessage] | None:

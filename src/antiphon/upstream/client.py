@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,6 +35,9 @@ _PUBLIC_HEADERS = frozenset(
 
 # Codes of answers with which an upstream rejects a request, or our key.
 _REJECTED = frozenset({AUTHENTICATION, REFUSED})
+
+# Number of deltas that are returned at once. Their events are composed, encoded and sent without a pause.
+_MAX_DELTAS = 1000
 
 T = TypeVar("T")
 
@@ -285,7 +288,8 @@ class _Answer:
         self._stream = stream
         self._slot = slot
         self._first: Sequence[Delta] | None = first
-        self.whole = first if stream.finished else None
+        self.whole = first if stream.finished and len(first) <= _MAX_DELTAS else None
+        self._slices: Iterator[Sequence[Delta]] | None = None
         self._loop = stream.response.loop
         self._is_closed = False
 
@@ -300,16 +304,18 @@ class _Answer:
             self._first = None
             if self.whole is not None:
                 self._close()
-            else:
-                stream.set_idle_timeout(self._client.options.idle_timeout)
-            return first
+                return first
+            stream.set_idle_timeout(self._client.options.idle_timeout)
+            return self._slice(first)
         try:
+            if self._slices is not None and (rest := await self._take_slice()):
+                return rest
             while not stream.finished:
                 deltas = stream.take()
                 if deltas is None:
                     await stream.wait()
                 elif deltas:
-                    return deltas
+                    return deltas if len(deltas) <= _MAX_DELTAS else self._slice(deltas)
         except BaseException as error:
             if isinstance(error, AntiphonError):
                 self._client.count_error(error)
@@ -317,6 +323,22 @@ class _Answer:
             raise
         self._close()
         raise StopAsyncIteration
+
+    def _slice(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Return the first deltas of a batch. The next calls return the others."""
+        if len(deltas) <= _MAX_DELTAS:
+            return deltas
+        positions = range(_MAX_DELTAS, len(deltas), _MAX_DELTAS)
+        self._slices = (deltas[start : start + _MAX_DELTAS] for start in positions)
+        return deltas[:_MAX_DELTAS]
+
+    async def _take_slice(self) -> Sequence[Delta]:
+        """Return the next slice, or nothing after the last one. Other requests are served between the slices."""
+        await asyncio.sleep(0)
+        rest = next(self._slices, ()) if self._slices is not None else ()
+        if not rest:
+            self._slices = None
+        return rest
 
     async def aclose(self) -> None:
         self._close()

@@ -5,11 +5,16 @@ from typing import Any
 
 import msgspec
 
+from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.json_text import JsonObject
 from antiphon.stream.deltas import Delta, Served
+from antiphon.stream.limits import ANSWER_TOO_LARGE
 
 MAX_NAME_LENGTH = 200
+
+MAX_LIST_LENGTH = 10_000
+"""Limit for the entries of a list of parts, annotations or images. Reading each of them takes some microseconds."""
 
 _OBJECT = msgspec.json.Decoder(JsonObject)
 
@@ -47,6 +52,17 @@ def normalize_arguments(arguments: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         return msgspec.json.encode({"arguments": arguments}).decode() if arguments.strip() else "{}"
     return arguments
+
+
+def read_list(payload: Any) -> list[Any]:
+    """Return a list in a message, or an empty one for any other value. Raises if it has too many entries."""
+    if not isinstance(payload, list):
+        return []
+    if len(payload) > MAX_LIST_LENGTH:
+        raise UpstreamError(
+            f"The upstream sent a list with more than {MAX_LIST_LENGTH} entries.", code=ANSWER_TOO_LARGE
+        )
+    return payload
 
 
 def parse_logprobs(payload: Any) -> tuple[LogProb, ...]:

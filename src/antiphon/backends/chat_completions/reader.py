@@ -64,7 +64,7 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
 )
-from antiphon.upstream.fields import ServedModel, parse_logprobs
+from antiphon.upstream.fields import ServedModel, parse_logprobs, read_list
 from antiphon.upstream.usage import parse_usage
 
 _DEFAULT_LIMITS = AnswerLimits()
@@ -302,11 +302,11 @@ class ChatReader(PlainAnswerReader):
                 yield from self._emit(delta)
         if message.refusal and isinstance(message.refusal, str):
             yield from self._emit(Refusal(message.refusal))
-        for payload in _as_list(message.annotations):
+        for payload in read_list(message.annotations):
             annotation = parse_annotation(payload)
             if annotation is not None:
                 yield from self._emit(Annotate(annotation))
-        for payload in _as_list(message.images):
+        for payload in read_list(message.images):
             yield from self._read_image(payload)
 
     def _read_image(self, payload: Any) -> Iterator[Delta]:
@@ -327,7 +327,7 @@ class ChatReader(PlainAnswerReader):
                 if not had_images or not isinstance(delta, WholeItem):
                     yield delta
         elif not had_images:
-            for payload in _as_list(message.images):
+            for payload in read_list(message.images):
                 yield from self._read_image(payload)
         parts = [part for part in message.tool_calls or () if part is not None]
         if message.function_call is not None:
@@ -346,7 +346,7 @@ class ChatReader(PlainAnswerReader):
         return ReasoningSeal(state.encode())
 
     def _read_reasoning(self, message: MessageDelta) -> Iterator[Delta]:
-        details = [detail for detail in _as_list(message.reasoning_details) if isinstance(detail, dict)]
+        details = [detail for detail in read_list(message.reasoning_details) if isinstance(detail, dict)]
         if self._quirks.reasoning_field == "reasoning_details":
             for detail in details:
                 self._state.add_detail(detail)
@@ -364,7 +364,7 @@ class ChatReader(PlainAnswerReader):
         if isinstance(content, str):
             yield from self._text.write(content, logprobs)
             return
-        for part in content:
+        for part in read_list(content):
             if isinstance(part, Mapping) and part.get("type") == "thinking":
                 self._text.pause()
                 yield Reasoning(_join_texts(part.get("thinking")))
@@ -433,9 +433,6 @@ def _parse_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
 def _join_texts(payload: Any) -> str:
     """Return the text of a part: a string, or a list of parts."""
     if isinstance(payload, list):
-        return "".join(_join_texts(part.get("text") if isinstance(part, Mapping) else part) for part in payload)
+        parts = read_list(payload)
+        return "".join(_join_texts(part.get("text") if isinstance(part, Mapping) else part) for part in parts)
     return payload if isinstance(payload, str) else ""
-
-
-def _as_list(payload: Any) -> list[Any]:
-    return payload if isinstance(payload, list) else []

@@ -8,6 +8,7 @@ from msgspec import Meta, Raw, Struct
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
 from antiphon.protocol.unions import Unknown
+from antiphon.upstream.fields import read_list
 
 _NULL = Raw(b"null")
 
@@ -151,5 +152,5 @@ def read_annotation(value: Any) -> Annotation | Unknown:
 
 
 def list_objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list; none if the value is not a list."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    """Return the objects of a list; none if the value is not a list. Raises if it has too many entries."""
+    return [each for each in read_list(value) if isinstance(each, dict)]
