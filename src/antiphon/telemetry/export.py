@@ -10,7 +10,7 @@ from opentelemetry import trace
 from antiphon.errors import ConfigError
 from antiphon.telemetry.conventions import read_version
 
-# Each names a plug-in that makes the HTTP session of the exporter of the SDK.
+# These variables name a plug-in that makes the HTTP session of the SDK's exporter.
 _CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",

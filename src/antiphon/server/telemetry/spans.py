@@ -105,19 +105,19 @@ class RequestSpans:
             if http_request.error_code is not None:
                 _record_error(span, http_request.error_code, http_request.status)
             route, path, read = http_request.route_path, http_request.path, http_request.headers.get
-            host, user_agent = read(b"host", b""), read(b"user-agent", b"")
+            # A path with ids differs from its route, and from the paths of other requests.
+            is_fixed = path == route
             key = (
                 http_request.method,
                 route,
-                path == route,
-                host,
-                user_agent,
+                is_fixed,
+                read(b"host", b""),
+                read(b"user-agent", b""),
                 http_request.project,
                 http_request.status,
             )
             frame = find_frame(key) or self._make_frame(key)
-            # A path with ids differs from its route, and from the paths of other requests.
-            if path == route:
+            if is_fixed:
                 finish_span(span, frame, (http_request.id, http_request.response_id))
             else:
                 finish_span(span, frame, (http_request.id, http_request.response_id, path[:_MAX_PATH_LENGTH]))

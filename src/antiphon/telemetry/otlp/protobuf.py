@@ -163,7 +163,7 @@ _REMOTE = _FLAGS + _pack_fixed32(make_parent_flags(is_remote=True))
 
 
 class _Heads(dict[int, bytes]):
-    """The bytes of an attribute before its text or number, by the size of it. The number of entries is bounded."""
+    """The bytes of an attribute before its value, by the size of the value. The number of entries is bounded."""
 
     def __init__(self, name: str, value_tag: bytes, *, has_length: bool) -> None:
         self._key = _encode_text(_KEY, name)

@@ -1,4 +1,4 @@
-"""Sends encoded spans to a collector over HTTP, as the OTEL_EXPORTER_OTLP_* variables describe it."""
+"""Sends encoded spans to the collector that the OTEL_EXPORTER_OTLP_* variables name, over HTTP."""
 
 import gzip
 import itertools
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_ENDPOINT = "http://localhost:4318"
 _DEFAULT_SECONDS = 10.0
-# An attempt has at least this time.
+# The shortest time limit of an attempt.
 _MIN_SECONDS = 0.1
 _RETRIED = frozenset({429, 502, 503, 504})
 _TEMPORARY = (NewConnectionError, ProtocolError, ProxyError, SSLError, TimeoutError)
@@ -80,7 +80,7 @@ class OtlpSender:
         self._session = self._make_session()
 
     def reset(self) -> None:
-        """Use no connection of the parent process."""
+        """Forget the connections of the parent process, in a child process."""
         self._closing = threading.Event()
         self._target = None
         self._session = self._make_session()

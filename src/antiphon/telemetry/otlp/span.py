@@ -204,7 +204,7 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
         """Set the name and the last attributes of a span, and end it."""
         if self.end_time:
             return
-        tracer, end_time = self.tracer, time_ns()
+        end_time = time_ns()
         if self.details is not None:
             self.name = frame.name
             self.set_attributes(frame.merge_values(values))
@@ -213,6 +213,7 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
         self.end_time = end_time
         if self.has_remote_parent:
             frame = frame.get_remote()
+        tracer = self.tracer
         queue = tracer.queue
         records = queue.records  # as in `add`, without another call
         records.append((frame, tracer, self.trace_id, self.span_id, self.parent_id, self.start_time, end_time, values))

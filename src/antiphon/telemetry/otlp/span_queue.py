@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Spans with the text of prompts can be large. Collectors limit the size of a request.
 _MAX_PAYLOAD_BYTES = 8 << 20
-# Records have few kilobytes each.
+# A record has at most a few kilobytes.
 _MAX_RECORDS = 512
 
 _get_frame = itemgetter(0)
@@ -33,7 +33,8 @@ _get_frame = itemgetter(0)
 class SpanQueue:
     """A bounded queue of spans that have ended. `add` can be called in all threads.
 
-    `records` are the waiting spans. `handle_alert` must be called after each that is the number `alert_size` or above.
+    `records` are the waiting spans. After a span is added, `handle_alert` must be called if there are `alert_size`
+    records or more.
 
     The variables OTEL_BSP_* give its size, the size of a batch, and the time that a span waits. Raises ValueError if
     one of them is not valid.
