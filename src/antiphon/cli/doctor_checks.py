@@ -59,6 +59,7 @@ _SHOWN_NODES = 5
 _OK = 200
 _CODE = "code sandbox"
 _POSTGRES_ADVICE = "Check that PostgreSQL is running, and the address, user and password in the setting 'store'."
+_LISTEN_ADVICE = "Check the settings 'store' and 'store_listen_url'."
 _FILE_ADVICE = "Correct the setting 'store' or the permissions, or restore the file from a backup."
 _SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
 
@@ -102,7 +103,7 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     for found in results:
         findings += found
     if is_postgres(settings.store) and not settings.stateless and all(each.status != "problem" for each in results[0]):
-        findings += await _run_check("nodes", check_nodes(settings), _POSTGRES_ADVICE)
+        findings += await _run_check("nodes", check_nodes(settings), _LISTEN_ADVICE)
     return [*findings, *check_extras(settings), *check_code_interpreter(settings), check_clock()]
 
 

@@ -113,6 +113,7 @@ async def test_user_without_rights_on_the_tables_is_refused(postgres_server: str
         ("postgresql://me:secret@127.0.0.1:x/data", "The store 127.0.0.1:x/data cannot be opened: the URL is invalid"),
         ("{server}_missing?password=secret", 'cannot be opened: database "postgres_missing" does not exist'),
         ("{server}?search_path=missing&password=secret", "the search_path of its user has no schema"),
+        ("{server}?target_session_attrs=standby&password=secret", "no server in the URL is as its target_session"),
         ("{server}?default_transaction_read_only=on&password=secret", "cannot be opened: the database is read-only"),
     ],
 )

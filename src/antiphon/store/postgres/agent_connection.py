@@ -10,6 +10,7 @@ from antiphon.ledger import defer_cancellation
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
     CONNECTION_ERRORS,
+    OPENING_ERRORS,
     PostgresConnector,
     ServerAddress,
     close,
@@ -98,7 +99,7 @@ class AgentConnection:
                 await migrate(connection, read_migrations("postgres"), name=str(self._address))
                 self._is_migrated = True
             return connection
-        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except OPENING_ERRORS as error:
             if self._is_migrated:
                 raise
             raise explain_refusal(self._address, error) from None

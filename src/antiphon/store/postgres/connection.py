@@ -47,7 +47,13 @@ CONNECTION_ERRORS = (
     asyncpg.InvalidCatalogNameError,
 )
 # The database cannot be opened, or its URL is invalid.
-OPENING_ERRORS = (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError)
+OPENING_ERRORS = (
+    OSError,
+    ValueError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # no server has the `target_session_attrs` of the URL
+)
 # Two transactions waited for each other. Each can be repeated.
 CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -210,6 +216,8 @@ def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError
         reason = "the URL is invalid"  # the text of the error may contain parts of it
     elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         reason = f"no answer within {CONNECT_SECONDS:g} seconds"
+    elif isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        reason = "no server in the URL is as its target_session_attrs requires"
     elif isinstance(error, asyncpg.InsufficientPrivilegeError):
         reason = (
             f"{reason}. The first start creates tables: its user needs CREATE on the schema, and all rights on them"

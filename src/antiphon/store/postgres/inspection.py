@@ -6,13 +6,13 @@ import time
 from antiphon.store.condition import StoreCondition
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
+    OPENING_ERRORS,
     DatabaseHealth,
     PostgresConnector,
     ServerAddress,
     close,
     explain_refusal,
 )
-from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import explain_missing_rights, read_version
 from antiphon.store.postgres.notifications import Notifications, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
@@ -49,7 +49,7 @@ async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes]:
             return await link.ask_all(kind)
         finally:
             await notifications.close()
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except OPENING_ERRORS as error:
         raise explain_refusal(address, error) from error
     finally:
         await pool.close()
@@ -72,7 +72,7 @@ async def inspect_database(url: str) -> StoreCondition:
             ended = time.time()
         finally:
             await close(connection)
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except OPENING_ERRORS as error:
         raise explain_refusal(address, error) from error
     if is_read_only:
         refusal = "the database is read-only. Turn default_transaction_read_only off for its user"

@@ -22,6 +22,7 @@ from antiphon.store.postgres.connection import (
     CONFLICTS,
     CONNECTION_ERRORS,
     LOST,
+    OPENING_ERRORS,
     DatabaseHealth,
     PostgresConnector,
     close,
@@ -149,7 +150,7 @@ class GroupWriter:
             raise StoreUnavailable(LOST)
         try:
             self._connection = await self._connector.connect()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except OPENING_ERRORS as error:
             self._next_connect = time.monotonic() + RECONNECT_SECONDS
             failure = self._health.report_error(error)
             if isinstance(failure, StoreUnavailable):
