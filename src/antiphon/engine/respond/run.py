@@ -263,10 +263,12 @@ class Run:
         except StoreUnavailable as error:
             logger.error("the response could not be stored: %s", error.message, extra={"response_id": self.response.id})
             failure = Failure(f"The response could not be stored: {error.message}", error.code or "server_error")
-        except Exception as error:
+        except InvalidRequest as error:  # a client has deleted its conversation, which is no fault of the server
+            logger.info("the response could not be stored: %s", error.message, extra={"response_id": self.response.id})
+            failure = Failure(f"The response could not be stored: {error.message}")
+        except Exception:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
-            reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."
-            failure = Failure(f"The response could not be stored{reason}")
+            failure = Failure("The response could not be stored.")
         else:
             return events
         events = self._composer.replace_terminal(events, failure)
