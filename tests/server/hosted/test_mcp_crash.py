@@ -78,6 +78,7 @@ def test_killed_server_repeats_no_call_and_no_approval(tmp_path: Path, mcp: Wire
     finally:
         server.kill()
     gate.is_open = True
+    listed = mcp.methods.count("tools/list")
     assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
 
     server = start(tmp_path)
@@ -96,4 +97,5 @@ def test_killed_server_repeats_no_call_and_no_approval(tmp_path: Path, mcp: Wire
     for name in ("once", "approved", "deferred"):
         assert (calls[name]["status"], calls[name]["error"]["message"]) == ("failed", UNKNOWN_OUTCOME)
     assert calls["approved"]["approval_request_id"] == request_id
+    assert mcp.methods.count("tools/list") == listed
     assert refused["error"]["code"] == "approval_already_used"

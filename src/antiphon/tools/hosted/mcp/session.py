@@ -23,7 +23,8 @@ class McpSession(HostedSession):
     """One server during one response.
 
     `listed` is the list of the server's tools, and `is_known` tells if the context has it already. `error` is the
-    reason if the tools could not be listed. If `listed` is None, `list_tools` lists them before the first search.
+    reason if the tools could not be listed. If `listed` is None, an earlier attempt at the response has listed them, or
+    `list_tools` does before the first search.
     """
 
     def __init__(
@@ -43,12 +44,8 @@ class McpSession(HostedSession):
         self._error = error
         self._list_tools = list_tools
         self.is_listed = listed is not None
-        self._set_tools(listed or ())
         self.label = entry.server_label
-        description = server.target.description
-        self.instructions = (
-            f"The tools of the MCP server '{self.label}': {description}" if description and self._tools else ""
-        )
+        self._set_tools(listed or ())
         self.pending = [
             ApprovedCall(name=each.name, arguments=each.arguments, begin=self._begin_approved(each))
             for each in approvals
@@ -57,6 +54,8 @@ class McpSession(HostedSession):
     def _set_tools(self, listed: Sequence[McpToolInfo]) -> None:
         self._tools = {tool.name: tool for tool in listed if is_allowed(tool, self._entry)}
         self.functions = [_make_function(tool) for tool in self._tools.values()]
+        description = self._server.target.description if self._tools else None
+        self.instructions = f"The tools of the MCP server '{self.label}': {description}" if description else ""
 
     @property
     def is_deferred(self) -> bool:
@@ -71,7 +70,9 @@ class McpSession(HostedSession):
 
     def observe(self, item: Item | Unknown) -> None:
         """Take the list that an earlier attempt at this response has loaded."""
-        if not self.is_listed and isinstance(item, McpListTools) and item.server_label == self.label:
+        if self.is_listed or not isinstance(item, McpListTools):
+            return
+        if item.server_label == self.label and item.error is None:
             self.is_listed = True
             self._set_tools(item.tools)
 
@@ -97,9 +98,8 @@ class McpSession(HostedSession):
         return McpCallRun(self._server, tool, key, None)
 
     def _begin_approved(self, approval: Approval) -> Callable[[str], HostedCall]:
-        tool = self._tools.get(approval.name) or McpToolInfo(approval.name, {})
-
         def begin(key: str) -> HostedCall:
+            tool = self._tools.get(approval.name) or McpToolInfo(approval.name, {})
             return McpCallRun(self._server, tool, key, approval.request_id)
 
         return begin

@@ -70,7 +70,8 @@ class McpHostedTool(HostedTool):
         error: JsonObject | None = None
         listed: Sequence[McpToolInfo] | None = known
         is_deferred = bool(tool.defer_loading) and context.can_defer and not approvals
-        if listed is None and not is_deferred:
+        # The steps of an earlier attempt have its list. The server may be unreachable now.
+        if listed is None and not is_deferred and not context.resumed:
             listed, error = await self._try_to_list(target, has_begun=context.has_begun)
         if approvals:
             await claim_approvals(approvals, context)
