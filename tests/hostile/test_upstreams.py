@@ -210,6 +210,14 @@ LARGE_MESSAGES: dict[str, dict[str, Any]] = {
         "output_item.done",
         item={"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}] * MANY},
     ),
+    "anthropic/text": block(
+        "start",
+        content_block={
+            "type": "text",
+            "text": "x",
+            "citations": [{"type": "web_search_result_location", "url": "https://a.example"}] * MANY,
+        },
+    ),
 }
 
 

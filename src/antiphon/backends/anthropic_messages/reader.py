@@ -33,6 +33,7 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
 )
+from antiphon.upstream.fields import read_list
 
 _DEFAULT_LIMITS = AnswerLimits()
 
@@ -259,7 +260,7 @@ class MessagesReader:
         if block.type == "text":
             self._cited_from = 0 if self._unsealed else self._text_length
             emitted += self._emit_text(block.text or "")
-            emitted += (delta for citation in block.citations or () for delta in self._emit_citation(citation))
+            emitted += (delta for citation in read_list(block.citations) for delta in self._emit_citation(citation))
         elif block.type == "thinking":
             emitted += self._emit_reasoning(block.thinking)
         elif block.type == "tool_use":
