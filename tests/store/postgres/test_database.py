@@ -75,6 +75,21 @@ async def test_schema_with_other_tables_is_refused(postgres_server: str) -> None
         schema.remove()
 
 
+async def test_name_of_the_schema_may_need_quotes(postgres_server: str) -> None:
+    schema = EmptySchema(postgres_server)
+    name = f"{schema.name}-Mixed"
+    try:
+        schema.execute(f'CREATE SCHEMA "{name}"')
+        url = schema.url.replace(schema.name, f"%22{name}%22")
+        store = locate_store(url)
+        await store.open()
+        await store.close()
+        assert (await inspect_database(url)).refusal is None
+    finally:
+        schema.execute(f'DROP SCHEMA "{name}" CASCADE')
+        schema.remove()
+
+
 async def test_user_without_rights_on_the_tables_is_refused(postgres_server: str) -> None:
     schema = EmptySchema(postgres_server)
     user = f"{schema.name}_reader"

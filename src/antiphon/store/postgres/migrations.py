@@ -32,7 +32,7 @@ _RECORD = "INSERT INTO antiphon_schema (version, name, applied_at) VALUES ($1, $
 # has_table_privilege() with a list is true if there is any of the rights.
 _FORBIDDEN = """
 SELECT relname::text FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relname = ANY ($1::text[])
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema()) AND relname = ANY ($1::text[])
     AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
         AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
 ORDER BY relname
