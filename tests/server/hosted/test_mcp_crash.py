@@ -51,6 +51,8 @@ def make_script() -> dict[str, Any]:
         {"last_item": "function_call_output", "text": "can be called now", "answers": [[found]]},
         {"last_item": "function_call_output", "answers": ["Done."]},
         {"user": "deferred", "answers": [[search]]},
+        {"user": "labelled", "answers": [[{"tool_call": {"name": "s__once", "arguments": {}}}]]},
+        {"user": "hello", "answers": ["Hello."]},
     ]
     rules += [{"user": name, "answers": [[{"tool_call": {"name": name, "arguments": {}}}]]} for name in TOOLS]
     return {"native_tools": ["function"], "rules": rules}
@@ -99,3 +101,29 @@ def test_killed_server_repeats_no_call_and_no_approval(tmp_path: Path, mcp: Wire
     assert calls["approved"]["approval_request_id"] == request_id
     assert mcp.methods.count("tools/list") == listed
     assert refused["error"]["code"] == "approval_already_used"
+
+
+def test_names_of_two_servers_with_one_list_in_the_context_survive_a_kill(
+    tmp_path: Path, mcp: WireServer, gate: Gate
+) -> None:
+    """Both servers have a tool of the same name, so that its name for the model begins with the label."""
+    tools: Any = [
+        {"type": "mcp", "server_label": label, "server_url": mcp.url, "require_approval": "never"} for label in "st"
+    ]
+    server = start(tmp_path)
+    try:
+        first = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hello", "tools": tools[:1]})
+        response_id = server.start_background("labelled", tools=tools, previous_response_id=first["id"])
+        wait_until(lambda: mcp.calls == [("once", {})])
+    finally:
+        server.kill()
+    gate.is_open = True
+
+    server = start(tmp_path)
+    try:
+        wait_until(lambda: server.status(response_id) in FINAL_STATUSES)
+        response = server.ask("GET", f"/v1/responses/{response_id}")
+    finally:
+        server.kill()
+    assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call", "message"]
+    assert (response["error"], response["output"][1]["error"]["message"]) == (None, UNKNOWN_OUTCOME)

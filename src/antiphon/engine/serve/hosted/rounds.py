@@ -119,6 +119,7 @@ class HostedRun:
 
     async def start(self) -> Serving:
         """Start the first model call, unless calls have to be run before it."""
+        self._observe_introduction()
         self._toolset.assign_names()
         items = self._turn.items
         self._base = self._translate(items) if has_hosted_items(items) else items
@@ -305,6 +306,14 @@ class HostedRun:
         )
 
     # Continuation after a crash
+
+    def _observe_introduction(self) -> None:
+        """Show the sessions the items of an earlier attempt's introduction. Functions get the same names again then."""
+        steps = [step for step in self._journal.recorded if isinstance(step, IntroductionStep)]
+        for delta in list_deltas(steps):
+            if isinstance(delta, deltas.CloseItem) and delta.item is not None:
+                for opened in self._toolset:
+                    opened.session.observe(delta.item)
 
     def _resume(self, steps: Sequence[Step]) -> None:
         """Restore the state after the finished steps of an earlier attempt."""
