@@ -60,11 +60,13 @@ class Reply(NamedTuple):
 class OtlpReceiver:
     """Receives exports. `replies` are the answers to the first ones; all others are accepted.
 
-    `requests` has the path, the headers and the decompressed body of each request.
+    `requests` has the path, the headers and the decompressed body of each request. `disconnected` is set when a
+    connection has ended.
     """
 
     def __init__(self, replies: Sequence[Reply] = ()) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.disconnected = threading.Event()
         self._replies = list(replies)
         self.spans: list[ReceivedSpan] = []
         self.points: list[ReceivedPoint] = []
@@ -91,6 +93,10 @@ class OtlpReceiver:
                 self.send_header("Content-Length", str(len(reply)))
                 self.end_headers()
                 self.wfile.write(reply)
+
+            def finish(self) -> None:
+                super().finish()
+                receiver.disconnected.set()
 
             def log_message(self, *_: object) -> None:
                 """Write no log."""

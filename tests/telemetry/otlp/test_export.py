@@ -290,6 +290,15 @@ def test_shutdown_ends_a_wait_for_the_collector(
     assert not thread.is_alive()
 
 
+def test_shutdown_closes_the_connection(receive: Receive, make_provider: MakeProvider) -> None:
+    receiver = receive()
+    provider = make_provider()
+    assert export(provider, "one")
+    assert not receiver.disconnected.is_set()
+    provider.shutdown()
+    assert receiver.disconnected.wait(60)
+
+
 def test_span_after_shutdown_is_dropped(receive: Receive, make_provider: MakeProvider) -> None:
     receiver = receive()
     provider = make_provider()

@@ -87,6 +87,7 @@ class OtlpSender:
 
     def close(self) -> None:
         self._closing.set()
+        self._target = None  # else its pool keeps the connection open
         self._session.close()
 
     def send(self, payload: bytes, seconds: float = math.inf) -> bool:
