@@ -250,10 +250,12 @@ def test_text_is_found_beside_other_fields_of_its_name(chunk: bytes) -> None:
     [
         b'{"choices":[{"index":%d,"delta":{"content":"a"}}]}',
         b'{"choices":[{"delta":{"content":"a"},"index":%d}]}',
+        b'{"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":1,"completion_tokens":%d}}',
     ],
 )
 def test_other_bytes_around_the_text_are_read(chunk: bytes) -> None:
-    messages = [SseMessage(None, chunk % index) for index in (*[0] * len(BEGIN), 1, 0)]  # 1 is an alternative answer
+    # The index 1 is an alternative answer. The last usage counts.
+    messages = [SseMessage(None, chunk % number) for number in (*[0] * len(BEGIN), 1, 0)]
     check_shortcut([*messages, SseMessage(None, b"[DONE]")])
 
 
@@ -382,6 +384,19 @@ def test_name_of_a_call_may_come_in_parts(parts: list[dict[str, Any]], expected:
     deltas += reader.read(SseMessage(None, b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'))
     deltas += reader.read(SseMessage(None, b"[DONE]"))
     assert deltas == [*expected, TokenUsage(Usage(0, 0, 0)), Finish()]
+
+
+def test_call_that_only_the_whole_message_has_gets_its_name() -> None:
+    tools = [FunctionTool(name) for name in ("get", "get_weather")]
+    reader, deltas = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), tools=tools), list[Delta]()
+    whole = {"content": "a", "tool_calls": [part("get", id="a"), part("get_weather", id="b"), part("get", id="c")]}
+    for choice in ({"delta": {"content": "a"}}, {"message": whole, "finish_reason": "tool_calls"}):
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [choice]}).encode()))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
+    names = [(0, "get", "a"), (1, "get_weather", "b"), (2, "get", "c")]
+    calls = [ToolCall(key, "", name, call_id) for key, name, call_id in names]
+    filled = [ToolCall(key, "{}") for key in range(3)]
+    assert deltas == [Text("a"), *calls, *filled, TokenUsage(Usage(0, 0, 0)), Finish()]
 
 
 def test_plain_text_error_event_is_raised() -> None:

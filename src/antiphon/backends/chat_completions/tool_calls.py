@@ -141,8 +141,8 @@ class ToolCallAssembler:
         return (ToolCall(call.key, "", call.name, call.call_id),)
 
     def add_missing(self, parts: Sequence[ToolCallDelta]) -> list[ToolCall]:
-        """Return the deltas that a list of all calls adds to the parts received before."""
-        deltas: list[ToolCall | None] = []
+        """Return the deltas that a list of all calls adds to the parts received before. Their names are whole."""
+        deltas: list[ToolCall | None] = [*self.release_name()]
         remaining = list(self._calls)
         for part in parts:
             given, name, arguments = _unpack(part)
@@ -153,7 +153,8 @@ class ToolCallAssembler:
                     deltas.append(call.add("", rest))
                     break
             else:
-                deltas.append(self._begin(None, given).add(name, arguments))
+                self._unnamed = self._begin(None, given)
+                deltas += (self._unnamed.add(name, arguments), *self.release_name())
         return [delta for delta in deltas if delta is not None]
 
     def find_id(self, part: ToolCallDelta) -> str | None:

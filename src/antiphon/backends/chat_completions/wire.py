@@ -182,14 +182,18 @@ NO_FRAME: TextFrame = (b"\xff", b"\xff")
 
 
 def find_text_frame(data: bytes, text: str) -> TextFrame:
-    """Return the frame of a plain chunk with this text, or `NO_FRAME` if it is not certain which string is the text."""
+    """Return the frame of a plain chunk with this text.
+
+    It is `NO_FRAME` if it is not certain which string is the text, or if the chunk has a usage, which must be read.
+    """
     found = _TEXT.search(data) if len(data) <= _MAX_FRAME_BYTES else None
     if found is None:
         return NO_FRAME
     prefix, suffix = data[: found.start(1)], data[found.end(1) :]
     # Another field may have the same name. Only a change of the right one changes the text.
     changed = decode_plain_chunk(prefix + found[1] + b"." + suffix)
-    return (prefix, suffix) if changed.choices[0].delta.content == text + "." else NO_FRAME
+    is_text = changed.choices[0].delta.content == text + "."
+    return (prefix, suffix) if is_text and changed.usage is None else NO_FRAME
 
 
 def decode_damaged_chunk(data: bytes) -> ChatChunk:
