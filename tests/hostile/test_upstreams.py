@@ -205,6 +205,8 @@ LARGE_MESSAGES: dict[str, dict[str, Any]] = {
         content="x", annotations=[{"type": "url_citation", "url_citation": {"url": "https://a.example"}}] * MANY
     ),
     "chat/reasoning": chat(reasoning_details=[{"type": "reasoning.text", "text": "x"}] * MANY),
+    "chat/calls": chat(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "x"}}] * MANY),
+    "chat/tokens": {"choices": chat(content="x")["choices"] * MANY},
     "responses/text": event("output_item.done", item={"type": "message", "id": "m", "content": [TEXT_PART] * MANY}),
     "responses/summaries": event(
         "output_item.done",

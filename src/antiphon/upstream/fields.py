@@ -14,7 +14,7 @@ from antiphon.stream.limits import ANSWER_TOO_LARGE
 MAX_NAME_LENGTH = 200
 
 MAX_LIST_LENGTH = 10_000
-"""Limit for the entries of a list of parts, annotations or images. Reading each of them takes some microseconds."""
+"""Limit for the entries of a list, such as parts, annotations or images. Reading each takes some microseconds."""
 
 _OBJECT = msgspec.json.Decoder(JsonObject)
 

@@ -220,7 +220,7 @@ class ChatReader(PlainAnswerReader):
             # After the reason, a chunk without choices but with the usage is the last.
             return self._finish() if chunk.usage and self._reason is not None else ()
         deltas: list[Delta] = []
-        for choice in chunk.choices:
+        for choice in read_list(chunk.choices):
             if not choice.index:  # other indexes are alternative answers
                 deltas += self._read_choice(choice)
         return deltas if self._served_model is None else self._announce(self._served_model, chunk, deltas)
@@ -288,9 +288,10 @@ class ChatReader(PlainAnswerReader):
     def _read_message(self, message: MessageDelta, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
         yield from self._read_reasoning(message)
         yield from self._read_text(message, logprobs)
-        if message.tool_calls is not None and len(message.tool_calls) > 1:
-            number_parts(message.tool_calls)
-        for part in message.tool_calls or ():
+        parts = read_list(message.tool_calls)
+        if len(parts) > 1:
+            number_parts(parts)
+        for part in parts:
             if part is not None:
                 yield from self._read_call(part)
         if message.function_call is not None:
@@ -329,7 +330,7 @@ class ChatReader(PlainAnswerReader):
         elif not had_images:
             for payload in read_list(message.images):
                 yield from self._read_image(payload)
-        parts = [part for part in message.tool_calls or () if part is not None]
+        parts = [part for part in read_list(message.tool_calls) if part is not None]
         if message.function_call is not None:
             parts.append(ToolCallDelta(function=message.function_call))
         for call in self._calls.add_missing(parts):
