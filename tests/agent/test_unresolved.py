@@ -118,27 +118,55 @@ async def test_timed_out_attempt_is_resumed_without_a_ledger(in_process: Scripte
     assert outputs_of(in_process.sent[-1]) == [("call_e", "Paid.")]
 
 
-@pytest.mark.parametrize("is_paused", [False, True])
-async def test_repeated_subagent_goes_on_with_the_run_of_its_own_subagent(
-    in_process: ScriptedModel, is_paused: bool
-) -> None:
-    """Two different calls must not have one key, also if the run was resumed from its state in between."""
-    payments = Payments()
+ASK_MIDDLE, ASK_INNER = call("middle", {"input": "Pay."}), call("inner", {"input": "Pay."}, "call_i")
+STOPPED_TURN = [ASK_INNER, call("look_up", {"city": "Bern"}, "call_l")]
+INNER_KEY = "run_1:1:0:1:0:1:0"
+
+
+def make_nested(
+    in_process: ScriptedModel, payments: Payments, policy: OnInterrupt, *, is_paused: bool, asks_again: bool = False
+) -> Agent:
+    """Return an agent with a subagent, whose own subagent pays. The first payment stops the subagent."""
 
     async def fail(given: ResultCheck) -> None:
         if given.call.name == "look_up":
             await payments.started.wait()
             raise ZeroDivisionError("oops")
 
-    inner = in_process.agent(name="inner", tools=[payments.make_tool("ask")])
-    middle = in_process.agent(name="middle", tools=[inner.as_tool("inner", "Pays."), look_up], result_guardrails=[fail])
-    agent = in_process.agent(tools=[middle.as_tool("middle", "Asks.", needs_approval=is_paused)])
-    ask_middle, ask_inner = call("middle", {"input": "Pay."}), call("inner", {"input": "Pay."}, "call_i")
-    both = [ask_inner, call("look_up", {"city": "Bern"}, "call_l")]
-    in_process.set_answers([ask_middle], both, [PAY], [ask_middle], [ask_inner], [PAY], "Done.")
+    inner = in_process.agent(name="inner", tools=[payments.make_tool(policy)])
+    ask_inner = inner.as_tool("inner", "Pays.", needs_approval=lambda _: asks_again and bool(payments.keys))
+    middle = in_process.agent(name="middle", tools=[ask_inner, look_up], result_guardrails=[fail])
+    return in_process.agent(tools=[middle.as_tool("middle", "Asks.", needs_approval=is_paused)])
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_repeated_subagent_goes_on_with_the_run_of_its_own_subagent(
+    in_process: ScriptedModel, is_paused: bool
+) -> None:
+    """Two different calls must not have one key, also if the run was resumed from its state in between."""
+    payments = Payments()
+    agent = make_nested(in_process, payments, "ask", is_paused=is_paused)
+    in_process.set_answers([ASK_MIDDLE], STOPPED_TURN, [PAY], [ASK_MIDDLE], [ASK_INNER], [PAY], "Done.")
     outcome = await agent.run("Go.", run_id="run_1")
     while is_paused and outcome.pending[0].reason == "needs_approval":
         outcome = await agent.resume(outcome.state or b"", approvals={"call_1": True})
     waiting = [(each.call_id, each.reason, each.idempotency_key) for each in outcome.pending]
-    assert waiting == [("call_1/call_i/call_p", "may_have_happened", "run_1:1:0:1:0:1:0")]
-    assert payments.keys == ["run_1:1:0:1:0:1:0"]
+    assert waiting == [("call_1/call_i/call_p", "may_have_happened", INNER_KEY)]
+    assert payments.keys == [INNER_KEY]
+
+
+async def test_denied_repetition_of_a_subagent_keeps_its_run(in_process: ScriptedModel) -> None:
+    """A repetition that is allowed later goes on with the run, so that another payment has another key."""
+    payments = Payments()
+    agent = make_nested(in_process, payments, "retry", is_paused=True, asks_again=True)
+    pay_more = call("pay", {"amount": 7}, "call_p")
+    repeated = ([ASK_MIDDLE], [ASK_INNER], [ASK_INNER], [pay_more], "Paid.", "Paid.", "OK.")
+    in_process.set_answers([ASK_MIDDLE], STOPPED_TURN, [PAY], *repeated)
+    outcome = await agent.run("Go.", run_id="run_1")
+    waiting = []
+    for approved in (True, True, False, True):
+        (pending,) = outcome.pending
+        waiting.append(pending.call_id)
+        outcome = await agent.resume(outcome.state or b"", approvals={pending.call_id: approved})
+    assert waiting == ["call_1", "call_1", "call_1/call_i", "call_1/call_i"]
+    assert (outcome.kind, payments.keys) == ("final", [INNER_KEY, INNER_KEY, "run_1:1:0:1:0:2:0"])

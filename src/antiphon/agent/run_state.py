@@ -3,7 +3,7 @@
 from itertools import takewhile
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from antiphon.agent.entries import (
     AnswerEntry,
@@ -150,6 +150,13 @@ class RunState:
     def find_inherited(self, call: ToolInvocation) -> UnresolvedCall | None:
         """Return the unresolved call that a call of the last turn repeats. Each is repeated by one call of a turn."""
         return self._repeated_calls.get(call.call_id)
+
+    def find_subagent_state(self, call: ToolInvocation) -> bytes | UnsetType:
+        """Return the state with which a call resumes its subagent: from a pause, or of the call that it repeats."""
+        paused, repeated = self.paused_calls.get(call.call_id), self.find_inherited(call)
+        if paused is not None:
+            return paused.state or UNSET
+        return UNSET if repeated is None else repeated.state
 
     def is_first_of_tool(self, call: ToolInvocation) -> bool:
         """Return True if the call is the first one of its tool in the last turn."""
@@ -306,14 +313,16 @@ class RunState:
             self.verdicts.pop(call.call_id, None)
 
     def _apply_result(self, entry: CallResultEntry) -> None:
-        self._resolve_inherited(self._find_open(entry.call_id), is_error=entry.is_error)
-        call = self._close_call(entry.call_id, entry.output)
+        call = self._find_open(entry.call_id)
+        subagent_state = self.find_subagent_state(call)
+        self._resolve_inherited(call, is_error=entry.is_error)
+        self._close_call(entry.call_id, entry.output)
         if entry.unresolved is not UNSET:
             earlier = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
             self.unresolved_calls[call.name] = [*earlier, *entry.unresolved]
         if entry.unresolved_key is not UNSET:
             others = [each for each in self.inherited_calls if each.idempotency_key != entry.unresolved_key]
-            repeated = UnresolvedCall(call.call_id, call.name, call.arguments, entry.unresolved_key)
+            repeated = UnresolvedCall(call.call_id, call.name, call.arguments, entry.unresolved_key, subagent_state)
             self.inherited_calls = [*others, repeated]
         if entry.spent is not None:
             self._add_usage(entry.spent)

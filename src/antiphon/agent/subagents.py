@@ -5,14 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UnsetType
 
 from antiphon.agent.budget import Budget, ParentRun
 from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.limits import Limits
 from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, SubagentEvent, ToolStarted
-from antiphon.agent.run_state import RunState
 from antiphon.agent.run_stream import read_outcome
 from antiphon.agent.unresolved_calls import find_inherited
 from antiphon.callbacks import call_callback
@@ -183,17 +181,9 @@ async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
     if running is not None:
         # An attempt before this one has reached the time limit of the tool.
         return running
-    state = _find_state(context.journal.state, context.call_id)
-    return None if not state else unpack(state)
-
-
-def _find_state(run: RunState, call_id: str) -> bytes | UnsetType | None:
-    """Return the state of the run with which a call goes on: from before a pause, or of the call that it repeats."""
-    if call_id in run.paused_calls:
-        return run.paused_calls[call_id].state
-    call = next(each for each in run.calls if each.call_id == call_id)
-    repeated = run.find_inherited(call)
-    return None if repeated is None else repeated.state
+    run = context.journal.state
+    state = run.find_subagent_state(next(each for each in run.calls if each.call_id == context.call_id))
+    return unpack(state) if state else None
 
 
 def _find_verdicts(started: Journal, context: AgentContext) -> list[Verdict]:

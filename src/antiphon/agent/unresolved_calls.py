@@ -5,29 +5,23 @@ the same call, it is the same call for the receiver too: it gets the idempotency
 the tool decides if a person is asked before. The same holds for calls within one run (`RunState.inherited_calls`).
 """
 
-from msgspec import UNSET, UnsetType
-
 from antiphon.agent.entries import UnresolvedCall
 from antiphon.agent.journal import Journal
 from antiphon.agent.run_state import RunState
-from antiphon.tools.base import ToolInvocation
 
 
 def list_unresolved(subagent: Journal) -> list[UnresolvedCall]:
     """Return the calls of a subagent whose effect is not known when it ends, including those that it inherited."""
     state = subagent.state
     running = [
-        UnresolvedCall(call.call_id, call.name, call.arguments, subagent.make_key(call), _find_state(state, call))
+        UnresolvedCall(
+            call.call_id, call.name, call.arguments, subagent.make_key(call), state.find_subagent_state(call)
+        )
         for call in state.open_calls
         if call.call_id in state.started_calls
     ]
     keys = {call.idempotency_key for call in running}
     return [*running, *(call for call in state.inherited_calls if call.idempotency_key not in keys)]
-
-
-def _find_state(state: RunState, call: ToolInvocation) -> bytes | UnsetType:
-    paused = state.paused_calls.get(call.call_id)
-    return UNSET if paused is None or paused.state is None else paused.state
 
 
 def find_inherited(parent: RunState, call_id: str) -> list[UnresolvedCall]:
