@@ -187,6 +187,15 @@ async def test_agents_that_refer_to_each_other_are_closed_once(in_process: Scrip
     assert (agent.stop_seconds, helper.stop_seconds) == (2 * STOP_SECONDS, STOP_SECONDS)
 
 
+def test_time_to_stop_is_found_with_many_paths_between_agents(in_process: ScriptedModel) -> None:
+    """Each of 40 layers has two agents that use both agents of the layer below: there are 2 ** 40 paths."""
+    layer: list[Agent] = []
+    for number in range(40):
+        tools = [agent.as_tool(f"ask_{index}", "Ask.") for index, agent in enumerate(layer)]
+        layer = [in_process.agent(name=f"agent_{number}_{index}", tools=tools) for index in range(2)]
+    assert layer[0].stop_seconds == 39 * STOP_SECONDS
+
+
 async def test_call_ids_with_a_slash_are_replaced(in_process: ScriptedModel) -> None:
     """In the ids of pending calls, a slash separates the call of a subagent from the call in the parent run."""
 

@@ -301,21 +301,26 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     @property
     def stop_seconds(self) -> float:
         """The longest time that a cancelled run waits for its tools to stop."""
-        return self.find_stop_seconds(())
+        return self.find_stop_seconds({})
 
-    def find_stop_seconds(self, parents: Sequence[object]) -> float:
-        """Return the `stop_seconds` of a run below those of the parents. An agent among its own parents counts once."""
-        if self in parents:
-            return 0.0
+    def find_stop_seconds(self, found: dict[object, float]) -> float:
+        """Return the `stop_seconds`. `found` has those of the agents that were seen before, and gets new ones.
+
+        Each agent is computed once: there may be many paths to it. Its runs within its own runs do not count.
+        """
+        if self in found:
+            return found[self]
+        found[self] = 0.0
         executors = [definition.executor for definition in self._collect_definitions().values()]
         invokes = [each.invoke for executor in executors for each in executor.tools.values()]
         seconds = [
-            each.find_stop_seconds((*parents, self))
+            each.find_stop_seconds(found)
             if isinstance(each, SubagentTool)
             else getattr(each, "stop_seconds", STOP_SECONDS)
             for each in invokes
         ]
-        return max(seconds, default=0.0)
+        found[self] = max(seconds, default=0.0)
+        return found[self]
 
     def as_tool(
         self,

@@ -37,7 +37,7 @@ class AgentContext(ToolContext[Any], frozen=True, kw_only=True):
 class Subagent(Protocol):
     """The part of `Agent` that a parent run uses."""
 
-    def find_stop_seconds(self, parents: Sequence[object]) -> float: ...
+    def find_stop_seconds(self, found: dict[object, float]) -> float: ...
 
     def run_subagent(
         self,
@@ -74,11 +74,11 @@ class SubagentTool:
     @property
     def stop_seconds(self) -> float:
         """The time to wait for the agent after a cancellation: longer than it waits for its own tools."""
-        return self.find_stop_seconds(())
+        return self.find_stop_seconds({})
 
-    def find_stop_seconds(self, parents: Sequence[object]) -> float:
-        """Return the `stop_seconds` of a call below the runs of the parents."""
-        return STOP_SECONDS + self.agent.find_stop_seconds(parents)
+    def find_stop_seconds(self, found: dict[object, float]) -> float:
+        """Return the `stop_seconds`. `found` has those of the agents that were seen before."""
+        return STOP_SECONDS + self.agent.find_stop_seconds(found)
 
     async def __call__(self, arguments: str, context: ToolContext[Any]) -> ToolResult:
         if not isinstance(context, AgentContext):
