@@ -1,5 +1,6 @@
 """The hosted tool `mcp` over HTTP: the official client, an MCP server on a socket, and a model with functions only."""
 
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +87,15 @@ def test_streamed_response_calls_the_server(server: LiveServer, mcp: WireServer)
         "content_part.added",
     ]
     assert mcp.calls == [("add", {"one": 2, "other": 3})]
+
+
+def test_execute_endpoint_calls_the_server(server: LiveServer, mcp: WireServer) -> None:
+    """The item of the call has an output, but no call id."""
+    body = {"Instruction": "hi", "ToolsJson": json.dumps([entry(mcp)])}
+    response = server.ask("POST", "/v1/agent/execute", body, headers={"Accept": "application/json"})
+    made = response.json
+    assert (response.status, made["Kind"], made["Text"]) == (200, "ok", "The sum is known.")
+    assert (made["ToolCalls"], mcp.calls) == ([], [("add", {"one": 2, "other": 3})])
 
 
 def test_pain_h_73_next_response_of_a_chain_does_not_list_again(server: LiveServer, mcp: WireServer) -> None:

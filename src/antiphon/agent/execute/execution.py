@@ -30,7 +30,7 @@ from antiphon.agent.execute.model import ExecutionModel
 from antiphon.agent.execute.rag import RagContext, build_context
 from antiphon.agent.execute.tool_results import make_output_items
 from antiphon.agent.execute.wire import AgentExecuteBody, Progress, make_progress
-from antiphon.agent.history import find_complete_calls, is_call
+from antiphon.agent.history import OUTPUT_TYPES, find_complete_calls
 from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
@@ -318,9 +318,9 @@ def _find_last_outputs(history: Iterable[JsonObject]) -> dict[str, Any]:
     """Return the outputs of the calls, by id. A model may use an id twice: then the last call counts."""
     outputs: dict[str, Any] = {}
     for item in history:
-        if is_call(item):
+        if item.get("type") in OUTPUT_TYPES:
             outputs.pop(item["call_id"], None)
-        elif "output" in item:
+        elif item.get("type") in OUTPUT_TYPES.values():
             outputs[item["call_id"]] = item["output"]
     return outputs
 
