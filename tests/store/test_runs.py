@@ -146,6 +146,14 @@ async def test_runs_of_a_dead_owner_are_claimed_at_once(queued: Store, claim: Cl
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="dead") is False
 
 
+async def test_lease_of_a_dead_owner_that_has_ended_is_not_prolonged(queued: Store, claim: Claim, clock: Any) -> None:
+    await claim("dead", 0, limit=1)
+    for now in (1, 20):
+        clock.time = now
+        await queued.end_leases("dead")
+    assert await claim("them", 20, limit=1) == [lost(9, since=1)]
+
+
 async def test_run_that_is_not_renewed_is_claimed_when_its_lease_expires(
     queued: Store, claim: Claim, clock: Any
 ) -> None:

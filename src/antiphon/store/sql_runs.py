@@ -43,7 +43,7 @@ WHERE owner IS NOT NULL AND leased_until > ?1 AND leased_until > ?1 + lease
 
 RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL, free_since = NOW(?) WHERE owner = ?"
 
-END_LEASES = "UPDATE runs SET leased_until = NOW(?) WHERE owner = ?"
+END_LEASES = "UPDATE runs SET leased_until = NOW(?1) WHERE owner = ?2 AND leased_until > NOW(?1)"
 
 RETURN = """
 UPDATE runs SET owner = NULL, leased_until = NULL, free_since = NOW(?) - ?

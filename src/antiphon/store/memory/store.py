@@ -259,7 +259,7 @@ class MemoryRunQueue(MemoryReferences):
     async def end_leases(self, owner: str) -> None:
         for run in self._tables.runs.values():
             if run.owner == owner:
-                run.leased_until = self._now()
+                run.leased_until = min(run.leased_until, self._now())
 
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         if self._is_owned((project, response_id), owner):
