@@ -13,10 +13,12 @@ import pytest
 from antiphon import InvalidRequest, Limits, Outcome, Tool, ToolContext, tool
 from antiphon.agent.entries import StartEntry
 from antiphon.agent.outcome import RunEnded, TurnFinished
+from antiphon.agent.resume import INTERRUPTED
 from antiphon.agent.tool_calls import RUN_STOPPED
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import OnInterrupt
+from antiphon.tools.executor import make_error_result
 from support.scripted_model import ScriptedModel, call, look_up, outputs_of, usage
 
 PAY = call("pay", {"amount": 5}, "call_p")
@@ -155,6 +157,34 @@ async def test_call_with_the_id_of_an_earlier_subagent_call_asks_again(in_proces
     outcome = await agent.resume(stopped.state or b"")
     assert [(each.call_id, each.reason) for each in outcome.pending] == [("call_p", "may_have_happened")]
     assert keys == ["run_1:2:0"]
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+async def test_stopped_subagent_that_is_denied_may_have_had_an_effect(
+    in_process: ScriptedModel, ledger: Ledger, has_ledger: bool
+) -> None:
+    """The model reads that the effect is not known, and a repetition goes on with the run of the subagent."""
+    keys: list[str] = []
+    cancel = asyncio.Event()
+
+    @tool(on_interrupt="retry")
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if not cancel.is_set():
+            cancel.set()
+            await asyncio.Event().wait()
+        return f"paid {amount}"
+
+    ask = call("expert", {"input": "Pay."}, "call_e")
+    in_process.set_answers([ask], [PAY], [ask], "Paid.", "Done.")
+    agent = in_process.agent(tools=[in_process.agent(name="expert", tools=[pay]).as_tool("expert", "Pays.")])
+    used = ledger if has_ledger else None
+    stopped = await agent.run("Go.", run_id="run_1", cancel=cancel, ledger=used)
+    outcome = await agent.resume(stopped.state or b"", approvals={"call_e": False}, ledger=used)
+    assert (outcome.kind, keys) == ("final", ["run_1:1:0:1:0"] * 2)
+    outputs = [str(item["output"]) for item in outcome.history if "output" in item]
+    assert outputs == [make_error_result(INTERRUPTED).output, "Paid."]
 
 
 async def test_time_without_a_process_does_not_count(in_process: ScriptedModel) -> None:

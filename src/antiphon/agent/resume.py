@@ -122,9 +122,11 @@ def _is_finished(state: RunState) -> bool:
 def is_interrupted(state: RunState, call: ToolInvocation) -> bool:
     """Return True if an earlier process has started this call and not recorded its result.
 
-    `Tool.on_interrupt` decides what happens to it: see `tool_calls.py`.
+    `Tool.on_interrupt` decides what happens to it: see `tool_calls.py`. A subagent that waits for approval was not
+    interrupted: none of its calls was running. A pause without calls is that of a subagent that was stopped.
     """
-    return call.call_id in state.started_calls and call.call_id not in state.paused_calls
+    paused = state.paused_calls.get(call.call_id)
+    return call.call_id in state.started_calls and (paused is None or not paused.calls)
 
 
 async def _find_journal(run: str | bytes, ledger: Ledger | None) -> Journal:
