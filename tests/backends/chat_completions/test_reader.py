@@ -158,6 +158,8 @@ def test_start_shortcut_leaves_possible_tags_and_blanks_to_the_splitter(text: st
     texts = [{"choices": [{"delta": {"content": each}}]} for each in (text, then)]
     check_shortcut(make_start(*texts))
     check_shortcut(make_start(ROLE, *texts))
+    first, *others = make_start(*texts)
+    check_shortcut([SseMessage("message", first.data), *others])
 
 
 def test_start_shortcut_announces_the_model_with_the_first_text() -> None:
@@ -179,6 +181,8 @@ def test_text_shortcut_yields_the_same_deltas(chunks: list[dict[str, Any]]) -> N
 def test_text_shortcut_respects_the_event_name(event: str) -> None:
     *messages, plain, end = make_messages({"choices": [{"delta": {"content": "plain"}}]})
     check_shortcut([*messages, SseMessage(event, plain.data), end])
+    ending = json.dumps({"choices": [{"delta": {"reasoning_content": "r", "content": " "}}]}).encode()
+    check_shortcut([*messages, SseMessage(event, ending), plain, end])
 
 
 @pytest.mark.parametrize(
@@ -393,8 +397,7 @@ def test_call_that_only_the_whole_message_has_gets_its_name() -> None:
     for choice in ({"delta": {"content": "a"}}, {"message": whole, "finish_reason": "tool_calls"}):
         deltas += reader.read(SseMessage(None, json.dumps({"choices": [choice]}).encode()))
     deltas += reader.read(SseMessage(None, b"[DONE]"))
-    names = [(0, "get", "a"), (1, "get_weather", "b"), (2, "get", "c")]
-    calls = [ToolCall(key, "", name, call_id) for key, name, call_id in names]
+    calls = [ToolCall(0, "", "get", "a"), ToolCall(1, "", "get_weather", "b"), ToolCall(2, "", "get", "c")]
     filled = [ToolCall(key, "{}") for key in range(3)]
     assert deltas == [Text("a"), *calls, *filled, TokenUsage(Usage(0, 0, 0)), Finish()]
 

@@ -131,6 +131,7 @@ class ChatReader(PlainAnswerReader):
             self._expects_answer = False
             self._prepare()
         had_text = self._has_text
+        self._expects_start = self._expects_text = False  # a message with a name may end the text
         deltas = self._read(message)
         if not had_text and self._has_text:
             self._expects_text = self._text.is_plain_text
