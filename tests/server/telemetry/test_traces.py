@@ -161,6 +161,14 @@ def test_hosted_calls_have_spans_of_their_own(receiver: OtlpReceiver, start: Ser
     assert {each["gen_ai.response.id"] for each in calls} == {response.json["id"]}
 
 
+def test_model_call_of_a_compaction_has_no_response_id(receiver: OtlpReceiver, start: Serve) -> None:
+    server = start()
+    body = {"model": "scripted", "input": "hi"}
+    assert server.ask("POST", "/v1/responses/compact", body).json["id"].startswith("compact_")
+    server.stop()
+    assert "gen_ai.response.id" not in receiver.find("chat scripted").attributes
+
+
 def test_background_response_is_linked_to_its_request(receiver: OtlpReceiver, start: Serve) -> None:
     server = start()
     body = {"model": "scripted", "input": "hi", "background": True, "stream": True}

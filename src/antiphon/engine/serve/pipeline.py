@@ -22,6 +22,8 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
 from antiphon.engine.background.credentials import QueuedCredentials
 from antiphon.engine.files.loader import FileServiceLoader
@@ -247,5 +249,6 @@ class Pipeline:
         return await prepared.route.count_tokens(prepared.turn)
 
     async def compact(self, prepared: Prepared) -> CompactedTurn:
-        """Compact the whole context of a prepared request."""
-        return await self._compactor.compact(prepared.route, prepared.turn)
+        """Compact the whole context of a prepared request. No response has its id."""
+        turn = msgspec.structs.replace(prepared.turn, for_response="")
+        return await self._compactor.compact(prepared.route, turn)
