@@ -390,16 +390,17 @@ def test_name_of_a_call_may_come_in_parts(parts: list[dict[str, Any]], expected:
     assert deltas == [*expected, TokenUsage(Usage(0, 0, 0)), Finish()]
 
 
-def test_call_that_only_the_whole_message_has_gets_its_name() -> None:
+@pytest.mark.parametrize("delta", [{"content": "a"}, {"tool_calls": [part("get", index=0)]}])
+def test_call_in_the_whole_message_has_its_name_and_is_not_repeated(delta: dict[str, Any]) -> None:
     tools = [FunctionTool(name) for name in ("get", "get_weather")]
     reader, deltas = ChatReader(Quirks(), estimate=lambda _: Usage(0, 0, 0), tools=tools), list[Delta]()
-    whole = {"content": "a", "tool_calls": [part("get", id="a"), part("get_weather", id="b"), part("get", id="c")]}
-    for choice in ({"delta": {"content": "a"}}, {"message": whole, "finish_reason": "tool_calls"}):
+    whole = {"tool_calls": [part("get", id="a"), part("get_weather", id="b")]}
+    for choice in ({"delta": delta}, {"message": whole, "finish_reason": "tool_calls"}):
         deltas += reader.read(SseMessage(None, json.dumps({"choices": [choice]}).encode()))
     deltas += reader.read(SseMessage(None, b"[DONE]"))
-    calls = [ToolCall(0, "", "get", "a"), ToolCall(1, "", "get_weather", "b"), ToolCall(2, "", "get", "c")]
-    filled = [ToolCall(key, "{}") for key in range(3)]
-    assert deltas == [Text("a"), *calls, *filled, TokenUsage(Usage(0, 0, 0)), Finish()]
+    calls = [each for each in deltas if isinstance(each, ToolCall)]
+    assert [(each.key, each.name) for each in calls if each.name] == [(0, "get"), (1, "get_weather")]
+    assert [each for each in calls if not each.name] == [ToolCall(0, "{}"), ToolCall(1, "{}")]
 
 
 def test_plain_text_error_event_is_raised() -> None:

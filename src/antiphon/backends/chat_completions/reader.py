@@ -265,11 +265,11 @@ class ChatReader(PlainAnswerReader):
         if choice.usage is not None:  # Moonshot sends it here
             self._usage = parse_usage(choice.usage) or self._usage
         message_delta, full, finish_reason = choice.delta, choice.message, choice.finish_reason
+        deltas: list[Delta] = [] if full is None else self._release_name()
         if full is not None and not self._written:
             message_delta, full = full, None
             finish_reason = finish_reason or "stop"
             number_calls(message_delta)
-        deltas: list[Delta] = []
         if message_delta is not None:
             tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
             deltas += self._record(self._read_message(message_delta, parse_logprobs(tokens)))
@@ -384,6 +384,10 @@ class ChatReader(PlainAnswerReader):
         for delta in deltas:
             yield from self._emit_item(delta)
 
+    def _release_name(self) -> list[Delta]:
+        """Return the deltas of the held name of a call, if there is one."""
+        return [delta for call in self._calls.release_name() for delta in self._record(self._emit_item(call))]
+
     def _emit_item(self, delta: ToolCall | WholeItem) -> Iterator[Delta]:
         """Emit a delta that ends the open text."""
         yield from self._text.flush()
@@ -405,9 +409,7 @@ class ChatReader(PlainAnswerReader):
     # End
 
     def _finish(self) -> Sequence[Delta]:
-        released: list[Delta] = []
-        for call in self._calls.release_name():
-            released += self._record(self._emit_item(call))
+        released = self._release_name()
         if self._reason is None and not self._written:
             raise UpstreamError("The upstream ended the answer without any content.")
         if self._expects_calls and not self._written:
