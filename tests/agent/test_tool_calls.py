@@ -110,6 +110,18 @@ async def test_custom_tool_call_is_answered_with_an_error() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"), [({"input": {"a": 1}}, '{"a":1}'), ({"input": {}}, "{}"), ({"input": None}, ""), ({}, "")]
+)
+async def test_input_of_a_custom_tool_call_is_sent_back_as_text(given: dict[str, Any], sent: str) -> None:
+    async with open_scripted("upstream") as scripted:
+        made = {"type": "custom_tool_call", "id": "ct_1", "call_id": "call_1", "name": "patch"}
+        scripted.set_answers([{"item": made | given}], "I see.")
+        outcome = await scripted.agent().run("Go.")
+        expected = {"type": "custom_tool_call", "call_id": "call_1", "name": "patch", "input": sent}
+        assert (outcome.kind, scripted.sent[1]["input"][-2]) == ("final", expected)
+
+
 async def test_needs_approval_function_that_exits_requires_approval(in_process: ScriptedModel) -> None:
     @tool(needs_approval=lambda _: sys.exit(1))
     async def pay() -> str:

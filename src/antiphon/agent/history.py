@@ -147,7 +147,7 @@ def to_input_item(item: JsonObject) -> JsonObject:
     """Return an output item as an input item: without its id and without nulls, where servers need neither.
 
     Encrypted reasoning keeps its id, because some servers can decrypt it only together with the id. A call has its
-    arguments as text, also if a server has sent an object or nothing: servers reject other calls.
+    arguments or its input as text, also if a server has sent an object or nothing: servers reject other calls.
     """
     if item.get("type") not in _REMOVABLE_IDS and "role" not in item:
         return item
@@ -156,7 +156,7 @@ def to_input_item(item: JsonObject) -> JsonObject:
     if item.get("type") == "function_call":
         converted["arguments"] = to_text(item.get("arguments") or {})
     elif item.get("type") == "custom_tool_call":
-        converted.setdefault("input", "")
+        converted["input"] = to_text(converted.get("input", ""))
     return converted
 
 
