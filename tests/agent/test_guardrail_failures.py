@@ -45,7 +45,7 @@ async def test_failed_result_guardrail_leaves_the_call_open(in_process: Scripted
         return "paid"
 
     def check(_: ResultCheck) -> str | None:
-        return "not a verdict" if broken[0] else None
+        return "not an action" if broken[0] else None
 
     in_process.set_answers([call("pay", {}, "call_p")], "Done.")
     agent = in_process.agent(tools=[pay], result_guardrails=[check])

@@ -319,7 +319,7 @@ async def test_replaced_arguments_are_approved_and_used(in_process: ScriptedMode
 
 async def test_call_that_has_begun_is_not_checked_again(in_process: ScriptedModel) -> None:
     keys: list[str] = []
-    verdicts: list[Any] = [None]
+    actions: list[Any] = [None]
     crashed: list[MemoryLedger] = []
     ledger = MemoryLedger()
 
@@ -331,15 +331,15 @@ async def test_call_that_has_begun_is_not_checked_again(in_process: ScriptedMode
         return "paid"
 
     in_process.set_answers([call("pay", {}, "call_p")], "Done.", "Done.")
-    agent = in_process.agent(tools=[pay], call_guardrails=[lambda _: verdicts[0]])
+    agent = in_process.agent(tools=[pay], call_guardrails=[lambda _: actions[0]])
     assert (await agent.run("Pay.", ledger=ledger, run_id="run_1")).kind == "final"
-    verdicts[0] = Block("closed now")
+    actions[0] = Block("closed now")
     assert (await agent.resume("run_1", ledger=crashed[0])).kind == "final"
     assert keys == ["run_1:1:0"] * 2
 
 
 async def test_guardrails_run_on_a_call_that_waited_for_approval(in_process: ScriptedModel) -> None:
-    verdicts: list[Any] = [None]
+    actions: list[Any] = [None]
 
     @tool(needs_approval=True)
     async def pay() -> str:
@@ -347,10 +347,10 @@ async def test_guardrails_run_on_a_call_that_waited_for_approval(in_process: Scr
         raise AssertionError
 
     in_process.set_answers([call("pay", {}, "call_p")], "Done.")
-    agent = in_process.agent(tools=[pay], call_guardrails=[lambda _: verdicts[0]])
+    agent = in_process.agent(tools=[pay], call_guardrails=[lambda _: actions[0]])
     paused = await agent.run("Pay.")
     assert paused.state is not None
-    verdicts[0] = Block("closed now")
+    actions[0] = Block("closed now")
     assert (await agent.resume(paused.state, approvals={"call_p": True})).kind == "blocked"
 
 

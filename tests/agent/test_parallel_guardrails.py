@@ -25,13 +25,13 @@ REFUSED = RunError("input_guardrail", "no weather talk")
 
 
 class Gate:
-    """A guardrail that waits for `release`, with a verdict. `started` is set when it runs."""
+    """A guardrail that waits for `release`, with an action. `started` is set when it runs."""
 
-    def __init__(self, verdict: Any = None) -> None:
+    def __init__(self, action: Any = None) -> None:
         self.started = asyncio.Event()
         self.release = asyncio.Event()
         self.is_cancelled = False
-        self._verdict = verdict
+        self._action = action
 
     async def __call__(self, check: InputCheck) -> Any:
         assert check.text == "The weather?"
@@ -41,9 +41,9 @@ class Gate:
         except asyncio.CancelledError:
             self.is_cancelled = True
             raise
-        if isinstance(self._verdict, Exception):
-            raise self._verdict
-        return self._verdict
+        if isinstance(self._action, Exception):
+            raise self._action
+        return self._action
 
 
 async def test_refused_input_cancels_the_model_call(in_process: ScriptedModel, ledger: Ledger) -> None:
@@ -65,7 +65,7 @@ async def test_refused_input_cancels_the_model_call(in_process: ScriptedModel, l
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(seconds=60)], ids=["without a deadline", "with a deadline"])
-async def test_tools_and_the_answer_wait_for_the_verdict(in_process: ScriptedModel, limits: Limits) -> None:
+async def test_tools_and_the_answer_wait_for_the_guardrail(in_process: ScriptedModel, limits: Limits) -> None:
     made: list[str] = []
 
     @tool
@@ -74,19 +74,19 @@ async def test_tools_and_the_answer_wait_for_the_verdict(in_process: ScriptedMod
         made.append("look")
         return "done"
 
-    for verdict, kind, calls, total in ((None, "final", ["look"], 40), (Block("no weather talk"), "blocked", [], 20)):
+    for action, kind, calls, total in ((None, "final", ["look"], 40), (Block("no weather talk"), "blocked", [], 20)):
         made.clear()
-        gate = Gate(verdict)
+        gate = Gate(action)
         in_process.set_answers([LOOK, usage(10, 10)], [{"text": "Mild."}, usage(10, 10)])
         agent = in_process.agent(tools=[look], input_guardrails=[ParallelGuardrail(gate)], limits=limits)
         stream = agent.run_stream("The weather?")
         async for event in stream:
             if isinstance(event, ArgumentsDelta):
-                # The model has written its call. The verdict comes when the run waits for it.
-                asyncio.get_running_loop().call_later(0.05, made.append, "verdict")
+                # The model has written its call. The guardrail ends when the run waits for it.
+                asyncio.get_running_loop().call_later(0.05, made.append, "checked")
                 asyncio.get_running_loop().call_later(0.05, gate.release.set)
         outcome = stream.outcome
-        assert (outcome.kind, made, outcome.usage.total_tokens) == (kind, ["verdict", *calls], total)
+        assert (outcome.kind, made, outcome.usage.total_tokens) == (kind, ["checked", *calls], total)
 
 
 async def test_several_guardrails_run_at_once_and_after_the_others(in_process: ScriptedModel) -> None:
@@ -104,16 +104,16 @@ async def test_several_guardrails_run_at_once_and_after_the_others(in_process: S
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reason"),
+    ("action", "reason"),
     [
         (Replace("Hi."), "A parallel guardrail cannot replace the input: the model has it already."),
         (ValueError("broken"), "The guardrail 'Gate' failed: ValueError: broken."),
     ],
 )
 async def test_failure_ends_the_run_which_can_be_resumed(
-    in_process: ScriptedModel, ledger: Ledger, verdict: Any, reason: str
+    in_process: ScriptedModel, ledger: Ledger, action: Any, reason: str
 ) -> None:
-    gate = Gate(verdict)
+    gate = Gate(action)
     gate.release.set()
     in_process.set_answers("Mild.")
     broken = in_process.agent(input_guardrails=[ParallelGuardrail(gate)])

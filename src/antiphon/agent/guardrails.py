@@ -28,13 +28,13 @@ Stage = Literal["input", "output", "call", "result"]
 
 
 class Block(Struct, frozen=True):
-    """The verdict that stops the run. Its outcome is `blocked`, with the reason in `outcome.error`."""
+    """The action that stops the run. Its outcome is `blocked`, with the reason in `outcome.error`."""
 
     reason: str
 
 
 class Replace(Struct, frozen=True):
-    """The verdict that replaces the checked value.
+    """The action that replaces the checked value.
 
     For an input, the value is a text, which replaces the new messages, or items, which replace the whole input. For the
     arguments of a call it is a mapping or a JSON text, for a result anything that a tool can return.
@@ -93,34 +93,35 @@ class ResultCheck(_Check, frozen=True, kw_only=True):
     result: ToolResult
 
 
-Verdict = Block | Replace | None
+GuardrailAction = Block | Replace | None
+"""The value that a guardrail returns. None accepts the checked value."""
 
 
 class ParallelGuardrail:
     """An input guardrail that runs beside the first model call, to save its time.
 
-    The model may have read the input before the verdict. Its answer is not used, and no tool runs, before the guardrail
-    has accepted the input. It cannot replace the input.
+    The model may have read the input before the guardrail has ended. Its answer is not used, and no tool runs, before
+    the guardrail has accepted the input. It cannot replace the input.
     """
 
-    def __init__(self, check: "Callable[[InputCheck], Awaitable[Verdict]]") -> None:
+    def __init__(self, check: "Callable[[InputCheck], Awaitable[GuardrailAction]]") -> None:
         if not callable(check):
             raise ConfigError(f"{check!r} is not a guardrail: it cannot be called.")
         self._check = check
         self.__name__ = getattr(check, "__name__", type(check).__name__)
 
-    def __call__(self, check: InputCheck) -> Awaitable[Verdict]:
+    def __call__(self, check: InputCheck) -> Awaitable[GuardrailAction]:
         return self._check(check)
 
 
-InputGuardrail = ParallelGuardrail | Callable[[InputCheck], Verdict | Awaitable[Verdict]]
-OutputGuardrail = Callable[[OutputCheck], Verdict | Awaitable[Verdict]]
-CallGuardrail = Callable[[CallCheck], Verdict | Awaitable[Verdict]]
-ResultGuardrail = Callable[[ResultCheck], Verdict | Awaitable[Verdict]]
+InputGuardrail = ParallelGuardrail | Callable[[InputCheck], GuardrailAction | Awaitable[GuardrailAction]]
+OutputGuardrail = Callable[[OutputCheck], GuardrailAction | Awaitable[GuardrailAction]]
+CallGuardrail = Callable[[CallCheck], GuardrailAction | Awaitable[GuardrailAction]]
+ResultGuardrail = Callable[[ResultCheck], GuardrailAction | Awaitable[GuardrailAction]]
 
 
 class GuardrailFailed(AntiphonError):
-    """A guardrail raised an exception, or returned no verdict."""
+    """A guardrail raised an exception, or returned something else than an action."""
 
     status = 500
     type = "server_error"
@@ -156,9 +157,9 @@ class Guardrails(Struct, frozen=True, kw_only=True):
         for guardrail in self.input:
             if isinstance(guardrail, ParallelGuardrail):
                 continue
-            verdict = await _run_on_input(guardrail, check)
-            if verdict is not None:
-                replaced = _read_items(guardrail, verdict.value, check)
+            action = await _run_on_input(guardrail, check)
+            if action is not None:
+                replaced = _read_items(guardrail, action.value, check)
                 check = msgspec.structs.replace(check, items=replaced)
         return replaced
 
@@ -186,28 +187,28 @@ class Guardrails(Struct, frozen=True, kw_only=True):
         """Return the output that replaces the answer; None if it stays."""
         replaced: Replace | None = None
         for guardrail in self.output:
-            verdict = await _run("output", guardrail, check)
-            if verdict is not None:
-                replaced = verdict
-                text = verdict.value if isinstance(verdict.value, str) else check.text
-                check = msgspec.structs.replace(check, output=verdict.value, text=text)
+            action = await _run("output", guardrail, check)
+            if action is not None:
+                replaced = action
+                text = action.value if isinstance(action.value, str) else check.text
+                check = msgspec.structs.replace(check, output=action.value, text=text)
         return replaced
 
     async def check_call(self, check: CallCheck) -> ToolInvocation:
         """Return the call to make."""
         for guardrail in self.calls:
-            verdict = await _run("call", guardrail, check)
-            if verdict is not None:
-                arguments = _encode_arguments(guardrail, verdict.value)
+            action = await _run("call", guardrail, check)
+            if action is not None:
+                arguments = _encode_arguments(guardrail, action.value)
                 check = msgspec.structs.replace(check, call=msgspec.structs.replace(check.call, arguments=arguments))
         return check.call
 
     async def check_result(self, check: ResultCheck) -> ToolResult:
         """Return the result for the model."""
         for guardrail in self.results:
-            verdict = await _run("result", guardrail, check)
-            if verdict is not None:
-                result = _make_result(guardrail, verdict.value, check.result)
+            action = await _run("result", guardrail, check)
+            if action is not None:
+                result = _make_result(guardrail, action.value, check.result)
                 check = msgspec.structs.replace(check, result=result)
         return check.result
 
@@ -240,19 +241,19 @@ async def _run_on_input(guardrail: Callable[[Any], Any], check: InputCheck) -> R
 
 async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> Replace | None:
     try:
-        verdict = await call_callback(guardrail, check)
+        action = await call_callback(guardrail, check)
     except ModelRetry:
         raise
     except Exception as error:
         logger.exception("a guardrail failed")
         raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from error
-    if isinstance(verdict, Block):
-        raise Blocked(stage, verdict.reason)
-    if isinstance(verdict, ModelRetry):
-        raise verdict
-    if verdict is None or isinstance(verdict, Replace):
-        return verdict
-    raise _make_failure(guardrail, f"it returned {type(verdict).__name__}, not None, Replace or Block")
+    if isinstance(action, Block):
+        raise Blocked(stage, action.reason)
+    if isinstance(action, ModelRetry):
+        raise action
+    if action is None or isinstance(action, Replace):
+        return action
+    raise _make_failure(guardrail, f"it returned {type(action).__name__}, not None, Replace or Block")
 
 
 def _make_failure(guardrail: Callable[[Any], Any], reason: str) -> GuardrailFailed:
