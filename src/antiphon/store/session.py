@@ -17,13 +17,13 @@ from antiphon.store.sqlite_thread import SqliteThread
 
 # The file may be that of a ledger, so the version of its schema is not used here.
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS agent_sessions (
+    CREATE TABLE IF NOT EXISTS {schema}.agent_sessions (
         session_id TEXT PRIMARY KEY,
         owner TEXT NOT NULL DEFAULT '',
         leased_until REAL NOT NULL DEFAULT 0,
         active_at REAL NOT NULL
     ) STRICT;
-    CREATE TABLE IF NOT EXISTS agent_session_items (
+    CREATE TABLE IF NOT EXISTS {schema}.agent_session_items (
         session_id TEXT NOT NULL,
         run_number INTEGER NOT NULL,
         number INTEGER NOT NULL,
@@ -204,13 +204,18 @@ class SqliteSession(SqliteThread):
         return None if row is None else Lease(*row)
 
 
+def create_session_tables(connection: sqlite3.Connection, *, schema: str = "main") -> None:
+    """Create the tables of sessions in one of the databases of a connection, unless it has them."""
+    for statement in _SCHEMA.format(schema=schema).split(";"):
+        connection.execute(statement)
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         create_file(path)
         connection = connect(path)
         try:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
+            create_session_tables(connection)
         except BaseException:
             connection.close()
             raise

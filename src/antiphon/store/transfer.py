@@ -299,9 +299,9 @@ FILE_TABLES = (
     CONTAINER_FILES,
     CONTENTS,
 )
-# The runs of agents, which SQLite has in the file of the ledger. Leases are not moved: no process holds a moved run. A
-# run that the other database already has is left as it is.
-AGENT_TABLES = (
+# The runs and sessions of agents, which SQLite has in the file of the ledger. Leases are not moved: no process holds a
+# moved run. A run or session that the other database already has is left as it is.
+RUN_TABLES = (
     Table(
         "agent_runs",
         (
@@ -315,6 +315,21 @@ AGENT_TABLES = (
     ),
     Table("agent_entries", (Column("run_id"), Column("number", "integer"), Column("entry", "bytes")), "run_id, number"),
 )
+SESSION_TABLES = (
+    Table("agent_sessions", (Column("session_id"), Column("active_at", "number")), "session_id"),
+    Table(
+        "agent_session_items",
+        (
+            Column("session_id"),
+            Column("run_number", "integer"),
+            Column("number", "integer"),
+            Column("run_id"),
+            Column("item", "json"),
+        ),
+        "session_id, run_number, number",
+    ),
+)
+AGENT_TABLES = RUN_TABLES + SESSION_TABLES
 ALL_TABLES = TABLES + FILE_TABLES + AGENT_TABLES
 
 _TABLES = {table.name: table for table in ALL_TABLES}

@@ -19,7 +19,7 @@ from antiphon.store.postgres.connection import (
 from antiphon.store.postgres.migrations import migrate, read_version
 from antiphon.store.postgres.steps import translate
 from antiphon.store.postgres.words import INSERT_WORDS, make_scope_word, split_text
-from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CHUNKS, CONTENTS, Table
+from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CHUNKS, CONTENTS, RUN_TABLES, Table
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -47,6 +47,8 @@ INSERT INTO contents (id, created_at) VALUES ($1, extract(epoch FROM clock_times
 _ADD_PIECE = """
 INSERT INTO content_pieces (content, piece, data) SELECT number, $2, $3 FROM contents WHERE id = $1
 """
+_RUN_IDS = "SELECT run_id FROM agent_runs"
+_SESSION_IDS = "SELECT session_id FROM agent_sessions UNION SELECT session_id FROM agent_session_items"
 # Tables whose positions are imported.
 _POSITIONS = {
     "files": "position",
@@ -63,7 +65,7 @@ class PostgresTransfer:
     def __init__(self, connection: "Connection[Any]", folder: Path | None = None) -> None:
         self._connection = connection
         self._folder = None if folder is None else folder / "contents"
-        self._known_runs: set[str] | None = None
+        self._known_ids: dict[str, set[str]] = {}
 
     async def read_schema(self) -> tuple[int, int]:
         return await read_version(self._connection), read_migrations("postgres")[-1].version
@@ -98,7 +100,8 @@ class PostgresTransfer:
             await self._import_contents(rows)
             return
         if table in AGENT_TABLES:
-            rows = [row for row in rows if row[0] not in await self._list_known_runs()]
+            known = await self._list_known(_RUN_IDS if table in RUN_TABLES else _SESSION_IDS)
+            rows = [row for row in rows if row[0] not in known]
         columns = ", ".join(column.name for column in table.columns)
         values = ", ".join(f"${number}" for number in range(1, len(table.columns) + 1))
         converted = [_convert_row(table, row) for row in rows]
@@ -110,11 +113,11 @@ class PostgresTransfer:
                 [(chunk, entry, len(text) + 1, " ".join(text), scope) for chunk, entry, text, scope in words],
             )
 
-    async def _list_known_runs(self) -> set[str]:
-        """Return the ids of the runs of agents before the import."""
-        if self._known_runs is None:
-            self._known_runs = {run_id for (run_id,) in await self._connection.fetch("SELECT run_id FROM agent_runs")}
-        return self._known_runs
+    async def _list_known(self, query: str) -> set[str]:
+        """Return the ids of the runs or sessions of agents before the import."""
+        if query not in self._known_ids:
+            self._known_ids[query] = {known for (known,) in await self._connection.fetch(query)}
+        return self._known_ids[query]
 
     async def _import_contents(self, rows: Sequence[Sequence[Any]]) -> None:
         if self._folder is not None:

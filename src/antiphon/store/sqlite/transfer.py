@@ -1,4 +1,4 @@
-"""Export and import of a SQLite store, with the database of files and the contents beside it, and the ledger."""
+"""Export and import of a SQLite store: its database, that of files, the contents beside it, and the ledger."""
 
 import os
 import shutil
@@ -12,10 +12,19 @@ from antiphon.errors import ConfigError
 from antiphon.store.files.content import append_piece, locate_below, read_pieces
 from antiphon.store.ledger import migrate_ledger
 from antiphon.store.migration_files import read_migrations
+from antiphon.store.session import create_session_tables
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.migrations import migrate
 from antiphon.store.sqlite.open_errors import describe_open_error
-from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CONTAINER_FILES, CONTENTS, Table
+from antiphon.store.transfer import (
+    AGENT_TABLES,
+    ALL_TABLES,
+    CONTAINER_FILES,
+    CONTENTS,
+    RUN_TABLES,
+    SESSION_TABLES,
+    Table,
+)
 
 _CONTENT_IDS = "SELECT id FROM files UNION SELECT id FROM upload_parts ORDER BY id"
 _CONTAINER_CONTENTS = "SELECT id, container_id, path FROM container_files ORDER BY id"
@@ -27,6 +36,10 @@ FROM chunks JOIN entries ON entries.position = chunks.entry AND entries.status =
 
 # The tables of the ledger have names that others have, too.
 _NAMES = {"agent_runs": "ledger.runs", "agent_entries": "ledger.entries"}
+_RUN_IDS = "SELECT run_id FROM ledger.runs"
+_SESSION_IDS = "SELECT session_id FROM {0}.agent_sessions UNION SELECT session_id FROM {0}.agent_session_items"
+_HAS_AGENTS = f"SELECT EXISTS ({_RUN_IDS} UNION {_SESSION_IDS.format('ledger')})"
+_HAS_SESSIONS = "SELECT 1 FROM {}.sqlite_schema WHERE type = 'table' AND name = 'agent_sessions'"
 
 
 class StoreFolders:
@@ -82,17 +95,25 @@ class StoreFolders:
 class SqliteTransfer:
     """A connection to a store for an export or an import.
 
-    `has_files`: the database of files is attached to it. `has_ledger`: that of agent runs is.
+    `has_files`: the database of files is attached to it. `has_ledger`: that of agent runs is. `session_schemas` are the
+    databases that have sessions of agents. If two have the same session, that of the first one is exported.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, folders: StoreFolders, *, has_files: bool, has_ledger: bool
+        self,
+        connection: sqlite3.Connection,
+        folders: StoreFolders,
+        *,
+        has_files: bool,
+        has_ledger: bool,
+        session_schemas: Sequence[str],
     ) -> None:
         self._connection = connection
         self._folders = folders
         self._has_files = has_files
         self._has_ledger = has_ledger
-        self._known_runs: set[str] | None = None
+        self._session_schemas = session_schemas
+        self._known_ids: dict[str, set[str]] = {}
         # Ids of contents of container files, with their paths and times, in an import.
         self._container_files: dict[str, tuple[Path, int]] = {}
 
@@ -116,13 +137,26 @@ class SqliteTransfer:
             return sum(1 for _ in self._list_contents())
         if not self._has(table):
             return 0
-        count: int = self._connection.execute(f"SELECT count(*) FROM {_name(table)}").fetchone()[0]
+        count: int = self._connection.execute(f"SELECT count(*) FROM {self._name(table)}").fetchone()[0]
         return count
 
     def _has(self, table: Table) -> bool:
-        if table in AGENT_TABLES:
+        if table in RUN_TABLES:
             return self._has_ledger
+        if table in SESSION_TABLES:
+            return bool(self._session_schemas)
         return self._has_files or not table.is_file_table
+
+    def _name(self, table: Table) -> str:
+        """Return the name of a table in the database, or a query that has its rows."""
+        if table not in SESSION_TABLES:
+            return _NAMES.get(table.name, table.name)
+        first, *others = self._session_schemas
+        if not others:
+            return f"{first}.{table.name}"
+        known = _SESSION_IDS.format(first)
+        added = (f" UNION ALL SELECT * FROM {each}.{table.name} WHERE session_id NOT IN ({known})" for each in others)
+        return f"(SELECT * FROM {first}.{table.name}{''.join(added)})"
 
     async def export_rows(self, table: Table) -> AsyncIterator[Sequence[Any]]:
         if table is CONTENTS:
@@ -131,7 +165,7 @@ class SqliteTransfer:
         elif self._has(table):
             columns = ", ".join(column.name for column in table.columns)
             order = "rowid" if table.name == "responses" else table.order  # it has no column `position`
-            for row in self._connection.execute(f"SELECT {columns} FROM {_name(table)} ORDER BY {order}"):
+            for row in self._connection.execute(f"SELECT {columns} FROM {self._name(table)} ORDER BY {order}"):
                 # In another store the content needs an id.
                 yield (*row[:-1], row[2]) if table is CONTAINER_FILES else row
 
@@ -161,16 +195,17 @@ class SqliteTransfer:
         if table is CONTAINER_FILES:
             rows = [self._locate_file(row) for row in rows]
         elif table in AGENT_TABLES:
-            rows = [row for row in rows if row[0] not in self._list_known_runs()]
+            known = self._list_known(_RUN_IDS if table in RUN_TABLES else _SESSION_IDS.format("ledger"))
+            rows = [row for row in rows if row[0] not in known]
         columns = ", ".join(column.name for column in table.columns)
         values = ", ".join("?" * len(table.columns))
-        self._connection.executemany(f"INSERT INTO {_name(table)} ({columns}) VALUES ({values})", rows)
+        self._connection.executemany(f"INSERT INTO {self._name(table)} ({columns}) VALUES ({values})", rows)
 
-    def _list_known_runs(self) -> set[str]:
-        """Return the ids of the runs of agents before the import."""
-        if self._known_runs is None:
-            self._known_runs = {run_id for (run_id,) in self._connection.execute("SELECT run_id FROM ledger.runs")}
-        return self._known_runs
+    def _list_known(self, query: str) -> set[str]:
+        """Return the ids of the runs or sessions of agents before the import."""
+        if query not in self._known_ids:
+            self._known_ids[query] = {known for (known,) in self._connection.execute(query)}
+        return self._known_ids[query]
 
     def _locate_file(self, row: Sequence[Any]) -> Sequence[Any]:
         """Remember where the content of a container's file belongs."""
@@ -196,15 +231,12 @@ class SqliteTransfer:
         )
 
 
-def _name(table: Table) -> str:
-    return _NAMES.get(table.name, table.name)
-
-
 @contextmanager
 def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[SqliteTransfer]:
     """Yield a transfer in one transaction. An export reads one state of the store. A failed import changes nothing.
 
-    `ledger` is the file with the runs of agents. An import creates it if there are runs.
+    `ledger` is the file with the runs and sessions of agents. An import creates it if there are any. Sessions that a
+    program has in the file of the store are exported, too.
     """
     if not is_import and not path.is_file():
         raise ConfigError(f"There is no store at {path}.")
@@ -232,7 +264,14 @@ def _start_export(connection: sqlite3.Connection, folders: StoreFolders, ledger:
     if has_ledger:
         _attach_ledger(connection, ledger)
     connection.execute("BEGIN")
-    return SqliteTransfer(connection, folders, has_files=has_files, has_ledger=has_ledger)
+    schemas = [each for each in ("ledger", "main") if each == "main" or has_ledger]
+    return SqliteTransfer(
+        connection,
+        folders,
+        has_files=has_files,
+        has_ledger=has_ledger,
+        session_schemas=[each for each in schemas if connection.execute(_HAS_SESSIONS.format(each)).fetchone()],
+    )
 
 
 def _attach_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
@@ -248,30 +287,31 @@ def _import(connection: sqlite3.Connection, path: Path, ledger: Path) -> Iterato
     _check_empty(connection, path, folders)
     folders.create_database()
     is_new_ledger = not ledger.exists()
-    has_runs = False
+    has_agents = False
     try:
         connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
         _attach_ledger(connection, ledger)
         connection.execute("BEGIN IMMEDIATE")
         _check_empty(connection, path, None)
-        transfer = SqliteTransfer(connection, folders, has_files=True, has_ledger=True)
+        create_session_tables(connection, schema="ledger")
+        transfer = SqliteTransfer(connection, folders, has_files=True, has_ledger=True, session_schemas=["ledger"])
         yield transfer
         has_files = transfer.finish_import()
-        has_runs = connection.execute("SELECT EXISTS (SELECT 1 FROM ledger.runs)").fetchone()[0]
+        has_agents = connection.execute(_HAS_AGENTS).fetchone()[0]
         connection.execute("COMMIT")
         connection.execute("DETACH DATABASE file_database")
     except BaseException:
         folders.delete()
         raise
     finally:
-        if is_new_ledger and not has_runs:
+        if is_new_ledger and not has_agents:
             _delete_ledger(connection, ledger)
     if not has_files:
         folders.delete_files()
 
 
 def _delete_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
-    """Delete the file of a ledger that an import has created, and that has no run."""
+    """Delete the file of a ledger that an import has created, and that has no run and no session."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     with suppress(sqlite3.OperationalError):  # it could not be attached
