@@ -240,6 +240,40 @@ def test_message_with_very_many_parts_is_refused_without_a_block(
     assert server.longest_block() < MAX_BLOCK
 
 
+TOP = [{"token": "b", "logprob": -1, "bytes": [98]}] * 20
+TOKENS = [{"token": "a", "logprob": 0, "bytes": [97], "top_logprobs": TOP}] * 12_000
+LETTERS = "a" * 12_000
+# One message with the log probabilities of a long answer, and the end of the answer.
+LOGPROBS: dict[str, list[dict[str, Any]]] = {
+    "chat/logprobs": [
+        {"choices": [{"delta": {"content": LETTERS}, "logprobs": {"content": TOKENS}}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+    ],
+    "responses/text": [
+        event("output_text.delta", output_index=0, delta=LETTERS, logprobs=TOKENS),
+        event("completed", response={"id": "r", "status": "completed"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ["streamed", "whole"])
+def test_message_full_of_logprobs_is_read_without_a_block(
+    form: str, victim: Callable[..., Victim], upstream: Callable[..., ThreadedServer]
+) -> None:
+    async def send_logprobs(peer: Peer) -> None:
+        model = json.loads((await peer.read_request()).partition(b"\r\n\r\n")[2])["model"]
+        lines = (f"data: {json.dumps(each, separators=(',', ':'))}\n\n" for each in LOGPROBS[model])
+        peer.writer.write(HEAD + "".join(lines).encode())
+        await peer.writer.drain()
+
+    server = start_victim(victim, upstream(serve_raw(send_logprobs)).url)
+    for model in LOGPROBS:
+        response = ASK[form](server, {"model": model, "input": "Hello."})
+        part = response["output"][0]["content"][0]
+        assert (response["status"], part["text"], part["logprobs"]) == ("completed", LETTERS, TOKENS)
+    assert server.longest_block() < MAX_BLOCK
+
+
 async def send_keepalives(peer: Peer) -> None:
     """Send a token, and then keepalives without end."""
     model = json.loads((await peer.read_request()).partition(b"\r\n\r\n")[2])["model"]

@@ -11,6 +11,7 @@ import pytest
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import RateLimited, UpstreamError, UpstreamTimeout
+from antiphon.offload import LARGE_BYTES
 from antiphon.protocol.response import Usage
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
@@ -91,6 +92,19 @@ async def test_unreadable_body_is_an_error(body: bytes) -> None:
     async with connect(Reply(body=body), stream_retries=0) as conn:
         with pytest.raises(UpstreamError, match="before the answer ended"):
             await read(conn)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b""])
+async def test_large_message_is_read_in_order(end: bytes) -> None:
+    large = b"x" * (LARGE_BYTES + 1)
+    async with connect(stream_of(b"data: a\n\ndata: b\n\ndata: ", large, end), stream_retries=0) as conn:
+        assert await read(conn) == [Text("a"), Text("b"), Text(large.decode()), Finish()]
+
+
+async def test_large_json_body_is_read() -> None:
+    body = b'{"a": "' + b"x" * LARGE_BYTES + b'"}'
+    async with connect(Reply(body=body), stream_retries=0) as conn:
+        assert await read(conn) == [Text(body.decode()), Finish()]
 
 
 async def test_endless_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

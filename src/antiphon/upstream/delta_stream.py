@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
+from antiphon.offload import LARGE_BYTES, run_in_thread
 from antiphon.stream.deltas import Delta
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
@@ -22,6 +23,8 @@ from antiphon.upstream.error_mapping import (
 )
 from antiphon.upstream.http import HttpResponse
 from antiphon.upstream.redaction import redact
+
+T = TypeVar("T")
 
 ENVELOPE_SIZE = 256
 """Bytes of each event that do not count as content: names, ids and numbers around a few characters of text."""
@@ -93,6 +96,8 @@ class DeltaStream:
 
     The answer fails if it exceeds `limits`, or if no delta arrives within the idle timeout. Comments, empty events and
     parts of an event do not count as progress.
+
+    A thread reads a large message. Until it has, `take` returns None, and the reader belongs to the thread.
     """
 
     def __init__(
@@ -111,12 +116,13 @@ class DeltaStream:
         self._repairer = SurrogateRepairer()
         self._text_reader = reader if isinstance(reader, PlainAnswerReader) else None
         self._failure: AntiphonError | None = None
+        self._reading: asyncio.Task[Sequence[Delta] | AntiphonError] | None = None  # of a large message
         self._idle_timeout = math.inf
         self._is_shortened = False
 
     @property
     def finished(self) -> bool:
-        return self._reader.finished
+        return self._reading is None and self._reader.finished
 
     def set_idle_timeout(self, seconds: float) -> None:
         """End the answer with an error if no delta arrives for this long."""
@@ -137,6 +143,8 @@ class DeltaStream:
         """Return the result of `read`, or None if it would have to `wait`."""
         if self._failure is not None:
             raise self._failure
+        if self._reading is not None:
+            return self._take_large(self._reading)
         try:
             chunk = self.response.take()
         except UpstreamError:
@@ -156,7 +164,7 @@ class DeltaStream:
 
     def wait(self) -> Awaitable[None]:
         """Wait until there is something to `take`."""
-        return self.response.wait()
+        return self.response.wait() if self._reading is None else _wait_for(self._reading)
 
     def check(self) -> None:
         """Raise the error that followed the deltas of the last read."""
@@ -195,6 +203,8 @@ class DeltaStream:
             deltas = self._read_messages(decoder.feed(chunk) if chunk else decoder.close())
         else:
             deltas = self._read_data(chunk, data)
+        if self._reading is not None:
+            return deltas
         if chunk or self._reader.finished or self._failure is not None:
             self._shorten_idle_timeout()
             return deltas
@@ -208,11 +218,13 @@ class DeltaStream:
         body = bytes(self._body)
         if body.lstrip(_SPACE)[:1] == b"<":
             raise self._make_web_page_error(body)
-        return self._read_json_body(body)
+        return (
+            self._read_json_body(body) if len(body) <= LARGE_BYTES else self._start_reading(self._read_json_body, body)
+        )
 
     def _read_data(self, chunk: bytes, data: list[bytes]) -> list[Delta]:
         """Read messages without event names. Most of them are text, which the reader reads in one call."""
-        if self._text_reader is None or len(chunk) > MAX_JSON_VALUES or _has_surrogates(chunk):
+        if self._text_reader is None or len(chunk) > LARGE_BYTES or _has_surrogates(chunk):
             return self._read_messages([SseMessage(None, each) for each in data])
         if self._event_count + len(data) > self._limits.max_answer_events:
             raise self._limits.make_error("max_answer_events")
@@ -223,15 +235,35 @@ class DeltaStream:
         return self._read_messages([SseMessage(None, each) for each in data[count:]], deltas)
 
     def _read_messages(self, messages: Sequence[SseMessage], deltas: list[Delta] | None = None) -> list[Delta]:
-        """Return the deltas of these messages, after those of the messages before them."""
-        reader = self._reader
+        """Return the deltas of these messages, after those of the messages before them; none if a thread reads them."""
         deltas = [] if deltas is None else deltas
         if not messages:
             return deltas
+        # A large message takes many reads, so only the first one that a read completes can be large.
+        if len(messages[0].data) > LARGE_BYTES:
+            return self._start_reading(self._translate, messages, deltas)
+        return self._translate(messages, deltas)
+
+    def _start_reading(self, function: Callable[..., Sequence[Delta]], *arguments: Any) -> list[Delta]:
+        """Read a large message in a thread. The next calls of `take` wait for its deltas."""
+        self._reading = asyncio.create_task(run_in_thread(_catch_error, function, *arguments))
+        return []
+
+    def _take_large(self, reading: "asyncio.Task[Sequence[Delta] | AntiphonError]") -> Sequence[Delta] | None:
+        if not reading.done():
+            return None
+        self._reading = self._quiet_since = None
+        result = reading.result()
+        if isinstance(result, AntiphonError):
+            raise result
+        self._shorten_idle_timeout()
+        return result
+
+    def _translate(self, messages: Sequence[SseMessage], deltas: list[Delta]) -> list[Delta]:
+        reader = self._reader
         self._event_count += len(messages)
         if self._event_count > self._limits.max_answer_events:
             raise self._limits.make_error("max_answer_events")
-        # A large message takes many reads, so only the first one that a read completes can be large.
         if len(messages[0].data) > MAX_JSON_VALUES:
             _check_value_count(messages[0].data)
         for each in messages:
@@ -290,12 +322,25 @@ class DeltaStream:
             raise make_broken_stream_error() from None
         if payload is not None:
             raise map_error_payload(payload, secrets=self._secrets)
-        deltas = self._read_messages([SseMessage(None, body)])
+        deltas = self._translate([SseMessage(None, body)], [])
         return deltas if self._reader.finished else self._finish(deltas)
 
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
         title = cut_message(redact(parse_error_body(body).message, self._secrets))
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
+
+
+def _catch_error(function: Callable[..., T], *arguments: Any) -> T | AntiphonError:
+    """Return the result or the error: after a cancelled request, the result is not retrieved."""
+    try:
+        return function(*arguments)
+    except AntiphonError as error:
+        return error
+
+
+async def _wait_for(task: "asyncio.Task[Any]") -> None:
+    """Wait for a task. Cancelling the wait does not cancel the task."""
+    await asyncio.wait([task])
 
 
 def _has_surrogates(data: bytes) -> bool:
