@@ -51,13 +51,17 @@ def test_rejected_prompt_is_one_line_and_exit_1(server, home, capsys):
     ("content", "message"),
     [
         (None, "antiphon: Cannot read template.json: No such file or directory.\n"),
-        ("[]", "antiphon: template.json is not a valid JSON object: Expected `object`, got `array`.\n"),
-        ("{", "antiphon: template.json is not a valid JSON object: Input data was truncated.\n"),
+        (b"[]", "antiphon: template.json is not a valid JSON object: Expected `object`, got `array`.\n"),
+        (b"{", "antiphon: template.json is not a valid JSON object: Input data was truncated.\n"),
+        (
+            b'{"model": "\xff"}',
+            "antiphon: template.json is not a valid JSON object: JSON is malformed: invalid start byte.\n",
+        ),
     ],
 )
 def test_invalid_template_file_is_one_line_and_exit_1(content, message, home, capsys):
     if content is not None:
-        (home / "template.json").write_text(content)
+        (home / "template.json").write_bytes(content)
     assert main(["prompts", "add", "template.json", "--url", "http://127.0.0.1:1"]) == 1
     assert capsys.readouterr() == ("", message)
 

@@ -12,6 +12,7 @@ from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.backends.model_catalog import ModelCatalog
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.protocol.items import Message
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.turn_queue import TurnQueue
@@ -149,8 +150,8 @@ class UpstreamBackend:
         body = await offload.run(write, turn)
         try:
             answer = await self.upstream.post_json(path, body, project=turn.project, background=turn.background)
-            return msgspec.json.decode(answer, type=_Count).input_tokens
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            return read_json(answer, _Count).input_tokens
+        except msgspec.DecodeError:
             raise _NoCount from None
         except AntiphonError as error:
             if error.code == REFUSED or type(error) is NotFound:

@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.cli.server_client import connect
 from antiphon.errors import AntiphonError
+from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.prompt import PromptDefinition
 
 
@@ -31,7 +32,7 @@ def run(arguments: Namespace) -> int:
 
 def _read_template(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return read_json(path.read_bytes(), JsonObject)
     except OSError as error:
         raise AntiphonError(f"Cannot read {path}: {error.strerror}.") from None
     except msgspec.DecodeError as error:

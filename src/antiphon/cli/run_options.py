@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from antiphon.agent.limits import Limits, Prices
 from antiphon.config.settings import Settings
 from antiphon.errors import AntiphonError
+from antiphon.protocol.json_text import read_json
 
 LEDGER_FILE = "runs.db"
 _FOLDER = "runs"
@@ -79,7 +80,7 @@ def find_run_options(settings: Settings, run_id: str) -> RunOptions:
     """Return the stored options of a run; the defaults if there are none, because a program has started it."""
     path = _options_path(settings, run_id)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunOptions)
+        return read_json(path.read_bytes(), RunOptions)
     except FileNotFoundError:
         return RunOptions(directory=str(Path.cwd()))
     except (OSError, msgspec.DecodeError) as error:

@@ -17,6 +17,7 @@ from antiphon.config.readers import hide_password
 from antiphon.errors import AntiphonError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Event
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
@@ -72,7 +73,7 @@ class ServerClient:
     def served_models(self) -> list[ListedModel]:
         with self._send_request("GET", "/v1/models", None) as reply:
             try:
-                return msgspec.json.decode(reply.read(), type=_ModelList).data
+                return read_json(reply.read(), _ModelList).data
             except msgspec.DecodeError:
                 raise AntiphonError(
                     f"The server at {self.shown_url} does not list models. Is it an API server?"
@@ -125,7 +126,7 @@ class ServerClient:
 
     def _decode(self, reply: http.client.HTTPResponse, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(reply.read(), type=kind)
+            return read_json(reply.read(), kind)
         except msgspec.DecodeError:
             message = f"The server at {self.shown_url} sent an answer that is not valid. Is it an Antiphon server?"
             raise AntiphonError(message) from None

@@ -17,7 +17,7 @@ from antiphon.agent.transports.base import Events, Transport
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
-from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.error_mapping import map_api_error
 from antiphon.upstream.redaction import redact
@@ -264,7 +264,7 @@ def _load(path: Path) -> Sequence[_Recording]:
     if not path.exists():
         return []
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_CassetteFile).exchanges
+        return read_json(path.read_bytes(), _CassetteFile).exchanges
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not a cassette: {error}.") from None
 

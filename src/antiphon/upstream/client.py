@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UpstreamError, UpstreamTimeout
+from antiphon.protocol.json_text import read_json
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
 from antiphon.telemetry.current_trace import CurrentTrace
@@ -105,8 +106,8 @@ class UpstreamClient:
             self.count_error(error)
             raise
         try:
-            return msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return read_json(body)
+        except msgspec.DecodeError:
             raise UpstreamError("The upstream's answer is not JSON.") from None
 
     async def post_json(self, path: str, body: bytes, *, project: str = "", background: bool = False) -> bytes:

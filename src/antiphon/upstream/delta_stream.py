@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.offload import LARGE_BYTES, run_in_thread
+from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.stream.deltas import Delta
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
@@ -318,7 +319,7 @@ class DeltaStream:
                 return answer
         try:
             payload = _find_error_payload(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except JSON_ERRORS:
             raise make_broken_stream_error() from None
         if payload is not None:
             raise map_error_payload(payload, secrets=self._secrets)

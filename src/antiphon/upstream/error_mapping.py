@@ -184,8 +184,8 @@ def make_broken_stream_error() -> UpstreamError:
 def parse_error_body(body: bytes) -> ErrorReport:
     """Parse an error body: JSON, HTML or plain text."""
     try:
-        payload = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        payload = read_json(body)
+    except msgspec.DecodeError:
         payload = body.decode(errors="ignore")
     return parse_error_payload(payload)
 

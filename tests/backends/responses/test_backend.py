@@ -182,6 +182,7 @@ async def test_tokens_are_counted_upstream() -> None:
         json_of({"error": {"message": "no such path"}}, 404),
         json_of({"detail": "Method Not Allowed"}, 405),
         json_of({"tokens": 3}),
+        Reply(body=b'{"input_tokens": 3, "x": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
     ],
 )
 async def test_tokens_are_estimated_if_upstream_cannot_count(reply: Any) -> None:

@@ -74,6 +74,7 @@ async def test_rate_limit_is_retried_after_its_time() -> None:
         (json_of({"data": [{"index": 0, "embedding": "AAAA"}]}), "no list of embeddings"),
         (json_of({"object": "list"}), "no list of embeddings"),
         (Reply(body=b"\xff<html>"), "no list of embeddings"),
+        (Reply(body=b'{"data": [], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "no list of embeddings"),
     ],
 )
 async def test_wrong_answer_is_an_upstream_error(reply: Reply, message: str) -> None:

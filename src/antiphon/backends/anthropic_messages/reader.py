@@ -21,6 +21,7 @@ from antiphon.backends.anthropic_messages.wire import (
 )
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.content import UrlCitation
+from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
@@ -161,7 +162,7 @@ class MessagesReader:
             raise self._explain(message.data)
         try:
             event = decode_event(message.data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except JSON_ERRORS:
             raise UpstreamError("The upstream sent an invalid event.") from None
         handle = self._HANDLERS.get(event.type)
         if handle is not None:

@@ -8,8 +8,6 @@ cover a call that follows it: if the stream ends within that call, it is broken.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.text import TextStream
 from antiphon.backends.chat_completions.tool_calls import ToolCallAssembler
@@ -39,6 +37,7 @@ from antiphon.backends.chat_completions.wire import (
 )
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
+from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.protocol.response import Usage
 from antiphon.protocol.tools import Tools
 from antiphon.stream.deltas import (
@@ -70,7 +69,6 @@ from antiphon.upstream.usage import parse_usage
 _DEFAULT_LIMITS = AnswerLimits()
 # The number of texts after which the search for their frame pays off.
 _SHORT_ANSWER = 3
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ChatReader(PlainAnswerReader):
@@ -168,7 +166,7 @@ class ChatReader(PlainAnswerReader):
                 written.append(text)
                 deltas.append(text_delta(text))
                 count += 1
-        except _UNREADABLE:
+        except JSON_ERRORS:
             self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
         return deltas, count
 
@@ -176,7 +174,7 @@ class ChatReader(PlainAnswerReader):
         """Return the deltas of a first chunk, until the text begins. None: another method must read the chunk."""
         try:
             chunk = decode_start_chunk(data)
-        except _UNREADABLE:
+        except JSON_ERRORS:
             self._expects_start = False
             return None
         text = chunk.choices[0].delta.content
@@ -197,7 +195,7 @@ class ChatReader(PlainAnswerReader):
             return ()
         try:
             answer = decode_plain_answer(body)
-        except _UNREADABLE:
+        except JSON_ERRORS:
             return ()
         text = answer.choices[0].message.content
         visible = text.lstrip()
@@ -243,7 +241,7 @@ class ChatReader(PlainAnswerReader):
             chunk: ChatChunk | None
             try:
                 chunk = decode_chunk(data)
-            except _UNREADABLE:
+            except JSON_ERRORS:
                 chunk = None if is_error_payload(decode_json_or_text(data)) else self._decode_damaged(data)
             if chunk is not None and not chunk.is_error():
                 return chunk
@@ -252,7 +250,7 @@ class ChatReader(PlainAnswerReader):
     def _decode_damaged(self, data: bytes) -> ChatChunk:
         try:
             return decode_damaged_chunk(data)
-        except (ValueError, *_UNREADABLE):
+        except (ValueError, *JSON_ERRORS):
             if self.is_complete:  # data after the end of an answer, such as another end marker
                 return ChatChunk()
             raise UpstreamError("The upstream sent data that is not a Chat Completions chunk.") from None

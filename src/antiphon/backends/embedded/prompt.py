@@ -10,6 +10,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_INPUT, CALL_NAME, OutputRules
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import CustomTool, FunctionTool, GrammarInput
 from antiphon.protocol.unions import Unknown
@@ -165,7 +166,7 @@ def _write_item(item: items.Item | Unknown, path: str) -> tuple[str, str]:
 
 def _quote_invalid_json(arguments: str) -> str:
     try:
-        msgspec.json.decode(arguments)
+        read_json(arguments)
     except msgspec.DecodeError:
         return json.dumps(arguments)
     return arguments

@@ -20,6 +20,7 @@ from antiphon.backends.responses.item_tracking import (
     find_kind,
 )
 from antiphon.errors import UpstreamError
+from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
@@ -39,7 +40,6 @@ from antiphon.upstream.usage import parse_usage
 
 DONE = b"[DONE]"
 _DEFAULT_LIMITS = AnswerLimits()
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # Limits for the events of an answer that wait for their item. Later ones are dropped.
 _MAX_HELD = 1000
 _MAX_HELD_SIZE = 16 * 1024 * 1024
@@ -97,7 +97,7 @@ class ResponsesReader(PlainAnswerReader):
             return ()
         try:
             response = wire.decode_plain_response(body)
-        except _UNREADABLE:
+        except JSON_ERRORS:
             return ()
         usage = parse_usage(response.usage)
         if usage is None:

@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
+from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.fields import read_list
 
@@ -100,7 +101,7 @@ _list_decoder: "msgspec.json.Decoder[list[Raw] | None]" = msgspec.json.Decoder(l
 def read_event(data: bytes) -> UpstreamEvent:
     try:
         return _event_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         raise UpstreamError("The upstream sent an invalid event.") from None
 
 

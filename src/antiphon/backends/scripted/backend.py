@@ -39,6 +39,7 @@ from antiphon.backends.scripted.script import (
 from antiphon.errors import ConfigError
 from antiphon.protocol import items
 from antiphon.protocol.content import extract_text
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.turn_queue import TurnQueue
@@ -233,10 +234,10 @@ def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ScriptedBac
     else:
         source = msgspec.json.encode(script)
     try:
-        return ScriptedBackend(name, msgspec.json.decode(source, type=Script))
+        return ScriptedBackend(name, read_json(source, Script))
     except ValidationError as error:
         raise locate_config_error(error, where) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: not valid JSON: {error}") from None
 
 

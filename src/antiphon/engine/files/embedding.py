@@ -10,6 +10,7 @@ import msgspec
 
 from antiphon.config.settings import EmbeddingSettings
 from antiphon.errors import UpstreamError
+from antiphon.protocol.json_text import read_json
 from antiphon.upstream.client import UpstreamClient
 from antiphon.upstream.options import UpstreamOptions
 
@@ -116,8 +117,8 @@ class EndpointEmbedder:
             body["dimensions"] = self._settings.dimensions
         answer = await self._client.post_json("/embeddings", msgspec.json.encode(body))
         try:
-            found = sorted(msgspec.json.decode(answer, type=_EmbeddingList).data, key=lambda each: each.index)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            found = sorted(read_json(answer, _EmbeddingList).data, key=lambda each: each.index)
+        except msgspec.DecodeError:
             raise UpstreamError("The server of embeddings returned no list of embeddings.") from None
         if [each.index for each in found] != list(range(len(texts))) or not all(each.embedding for each in found):
             raise UpstreamError(f"The server of embeddings returned {len(found)} vectors for {len(texts)} texts.")

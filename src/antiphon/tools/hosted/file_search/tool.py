@@ -10,6 +10,7 @@ from antiphon.errors import AntiphonError, InvalidRequest, UnsupportedTool
 from antiphon.protocol.filters import Filter, parse_filter
 from antiphon.protocol.hosted import FileSearchCall, FileSearchResult
 from antiphon.protocol.items import Item
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import FileSearchTool, RankingOptions, Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.vector_stores import MAX_QUERY_LENGTH
@@ -193,8 +194,8 @@ class _FileSearchRun(HostedCall):
 def read_queries(arguments: str) -> list[str]:
     """Return the queries that a model wrote. Raises InvalidRequest if there are none."""
     try:
-        given = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
+        given = read_json(arguments)
+    except msgspec.DecodeError:
         given = None
     found = (given.get("queries") or given.get("query")) if isinstance(given, dict) else None
     queries = [found] if isinstance(found, str) else found

@@ -96,7 +96,7 @@ class SearchProvider:
             response.close()
         try:
             answer = self._read_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise UpstreamError(_MALFORMED) from None
         found = [result for each in answer.results if (result := _read_result(each)) is not None]
         if answer.results and not found:
@@ -113,8 +113,7 @@ class SearchProvider:
         raise NotImplementedError
 
     def _read_answer(self, data: bytes) -> _Answer:
-        answer: _Answer = read_json(data, _Answer)
-        return answer
+        return read_json(data, _Answer)
 
     def _map_error(self, status: int, body: bytes, retry_after: float | None) -> AntiphonError:
         reason = map_error_response(status, body, secrets=self._secrets, retry_after=retry_after).message
