@@ -11,7 +11,7 @@ from antiphon import Agent, Limits, Tool, ToolContext, tool
 from antiphon.agent.guardrails import ResultCheck
 from antiphon.ledger import Ledger
 from antiphon.tools.base import OnInterrupt
-from support.scripted_model import ScriptedModel, call, look_up, outputs_of
+from support.scripted_model import ScriptedModel, Step, call, look_up, outputs_of, usage
 
 ASK = call("expert", {"input": "Pay."}, "call_e")
 PAY = call("pay", {"amount": 5}, "call_p")
@@ -170,3 +170,44 @@ async def test_denied_repetition_of_a_subagent_keeps_its_run(in_process: Scripte
         outcome = await agent.resume(outcome.state or b"", approvals={pending.call_id: approved})
     assert waiting == ["call_1", "call_1", "call_1/call_i", "call_1/call_i"]
     assert (outcome.kind, payments.keys) == ("final", [INNER_KEY, INNER_KEY, "run_1:1:0:1:0:2:0"])
+
+
+def with_usage(*answers: list[Step]) -> list[list[Step]]:
+    return [[*answer, usage(10, 10)] for answer in answers]
+
+
+WELL: list[Step] = [{"text": "Well."}]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_usage_of_a_run_that_goes_on_counts_once(
+    in_process: ScriptedModel, ledger: Ledger, is_paused: bool, is_stored: bool
+) -> None:
+    payments = Payments()
+    agent = make_nested(in_process, payments, "retry", is_paused=is_paused)
+    first = ([ASK_MIDDLE], STOPPED_TURN, [PAY])
+    in_process.set_answers(*with_usage(*first, [ASK_MIDDLE], [ASK_INNER], WELL, WELL, WELL))
+    stored = {"ledger": ledger} if is_stored else {}
+    outcome = await agent.run("Go.", run_id="run_1", **stored)
+    while outcome.pending:
+        outcome = await agent.resume(outcome.state or b"", approvals={"call_1": True}, **stored)
+    # The calls: two of `middle`, two of `inner`, one of `look_up` and one of `pay`.
+    assert (outcome.kind, outcome.usage.total_tokens, outcome.tool_calls) == ("final", 8 * 20, 6)
+
+
+async def test_usage_of_a_repetition_that_fails_counts_once(in_process: ScriptedModel) -> None:
+    payments = Payments()
+    inner = in_process.agent(name="inner", tools=[payments.make_tool(), look_up], limits=Limits(turns=1, tokens=50))
+    middle = in_process.agent(name="middle", tools=[inner.as_tool("inner", "Pays.")])
+    agent = in_process.agent(tools=[middle.as_tool("middle", "Asks.", limits=Limits(seconds=0.2))])
+    first = ([ASK_MIDDLE], [ASK_INNER], [PAY])
+    in_process.set_answers(*with_usage(*first, [ASK_MIDDLE], [ASK_INNER], WELL, [ASK_INNER], WELL, WELL))
+    outcome = await agent.run("Go.", run_id="run_1")
+    assert (outcome.kind, outcome.usage.total_tokens) == ("final", len(in_process.sent) * 20)
+
+
+async def test_usage_of_a_stopped_subagent_counts(in_process: ScriptedModel, make_agent: MakeAgent) -> None:
+    in_process.set_answers(*with_usage([ASK], [PAY], WELL))
+    outcome = await make_agent(Payments().make_tool()).run("Go.", run_id="run_1")
+    assert (outcome.kind, outcome.usage.total_tokens, outcome.tool_calls) == ("final", 3 * 20, 2)

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from antiphon.agent.entries import CallPauseEntry, UnresolvedCall
 from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Prices
 from antiphon.agent.run_state import RunState
 from antiphon.agent.task import Task
 from antiphon.protocol.response import Usage
+from antiphon.tools.base import UsageCost
 from antiphon.tools.executor import STOP_SECONDS
 
 T = TypeVar("T")
@@ -17,12 +20,15 @@ StopReason = Literal["deadline", "cancelled"]
 Interruption = StopReason | Literal["failed"]
 """`failed`: a task that the run depends on has failed."""
 
+_NOTHING = UsageCost(Usage(0, 0, 0), 0.0)
+
 
 class Budget:
     """The tokens and the cost that a run has used, and its limits for them.
 
     The usage of subagents counts while they run, before it is in the journal of this run. `parent` is set for the run
-    of a subagent: it may use no more than the parent's budget has left.
+    of a subagent: it may use no more than the parent's budget has left. If the call repeats an earlier one, its run
+    goes on, and the usage before that was counted with the earlier call.
     """
 
     def __init__(self, state: RunState, task: Task, *, parent: "ParentRun | None" = None) -> None:
@@ -31,6 +37,9 @@ class Budget:
         self._prices = task.prices
         self._parent = parent.budget if parent is not None else None
         self._children: dict[tuple[int, str], Budget] = {}
+        repeated = None if parent is None else parent.repeated
+        self._counted = (repeated.spent if repeated is not None else UNSET) or _NOTHING
+        self._counted_calls = (repeated.tool_calls if repeated is not None else UNSET) or 0
         if parent is not None:
             parent.budget._add_child(parent.call_id, self)
 
@@ -56,20 +65,28 @@ class Budget:
     @property
     def usage(self) -> Usage:
         """The usage so far, including subagents that have not finished."""
-        unfinished = [child.usage for child in self._list_running()]
+        unfinished = [child.usage - child._counted.usage for child in self._list_running()]
         unfinished += [paused.spent.usage for paused in self._list_paused() if paused.spent]
         return sum(unfinished, self._state.usage)
 
     @property
     def tool_calls(self) -> int:
         """The number of tool calls so far, including those of subagents."""
-        unfinished = [child.tool_calls for child in self._list_running()]
+        unfinished = [child.tool_calls - child._counted_calls for child in self._list_running()]
         unfinished += [paused.tool_calls or 0 for paused in self._list_paused()]
         return sum(unfinished, self._state.tool_calls)
 
     def find_subagent(self, call_id: str) -> "Budget | None":
         """Return the budget of the subagent that an open call has started in this process."""
         return self._children.get((self._state.turns, call_id))
+
+    def find_spent(self, call_id: str) -> tuple[UsageCost | UnsetType, int | UnsetType]:
+        """Return the usage and the tool calls of the subagent of an open call that count for this run."""
+        child, paused = self.find_subagent(call_id), self._state.paused_calls.get(call_id)
+        if child is not None:
+            spent = UsageCost(child.usage, child.cost) - child._counted
+            return spent, child.tool_calls - child._counted_calls
+        return (UNSET, UNSET) if paused is None else (paused.spent, paused.tool_calls)
 
     def is_used_up(self) -> bool:
         """Return True if the limit of tokens or of cost is reached."""
@@ -101,23 +118,36 @@ class Budget:
 
     def _sum_cost(self, prices: Prices) -> float:
         """Return the cost so far. The prices of a parent apply to subagents that have none."""
-        unfinished = [child._sum_cost(child._prices or prices) for child in self._list_running()]
+        unfinished = [child._sum_new_cost(child._prices or prices) for child in self._list_running()]
         spent = [paused.spent for paused in self._list_paused() if paused.spent]
         unfinished += [prices.compute_cost(each.usage) if each.cost is None else each.cost for each in spent]
         return prices.compute_cost(self._state.unpriced_usage) + self._state.known_cost + sum(unfinished)
+
+    def _sum_new_cost(self, prices: Prices) -> float:
+        """Return the cost so far that was not counted with an earlier call."""
+        counted = self._counted
+        return self._sum_cost(prices) - (prices.compute_cost(counted.usage) if counted.cost is None else counted.cost)
 
 
 class ParentRun:
     """The run whose call has started a subagent."""
 
     def __init__(
-        self, journal: Journal, budget: Budget, call_id: str, unresolved: Sequence[UnresolvedCall] = ()
+        self,
+        journal: Journal,
+        budget: Budget,
+        call_id: str,
+        unresolved: Sequence[UnresolvedCall] = (),
+        *,
+        repeated: UnresolvedCall | None = None,
     ) -> None:
         self.journal = journal
         self.budget = budget
         self.call_id = call_id
         self.unresolved = unresolved
         """The unresolved calls of earlier runs of the subagent, which a new run inherits."""
+        self.repeated = repeated
+        """The earlier call whose run this call continues."""
 
 
 class Stop(Exception):

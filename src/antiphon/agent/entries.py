@@ -7,7 +7,7 @@ older entries.
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from antiphon.agent.limits import Limits
 from antiphon.agent.outcome import RunError
@@ -27,11 +27,21 @@ tool are the answer. `invalid_output`: the arguments of an output tool do not ma
 class UnresolvedCall(ToolInvocation, frozen=True):
     """A call whose effect is not known: it timed out, or it was running when its process or its subagent ended.
 
-    `state` is that of the run of a subagent, if the call has started one and there is no ledger that has it.
+    `state` is that of the run of a subagent, if the call has started one and there is no ledger that has it. `spent`
+    and `tool_calls` are the usage and the calls of this run that were counted with the call.
     """
 
     idempotency_key: str = ""
     state: bytes | UnsetType = UNSET
+    spent: UsageCost | UnsetType = UNSET
+    tool_calls: int | UnsetType = UNSET
+
+    def add_counted(self, spent: UsageCost | UnsetType | None, tool_calls: int | UnsetType) -> "UnresolvedCall":
+        """Return the call after more of the usage and of the calls of its subagent was counted."""
+        if not spent and not tool_calls:
+            return self
+        joined = self.spent + spent if self.spent and spent else self.spent or spent or UNSET
+        return structs.replace(self, spent=joined, tool_calls=(self.tool_calls or 0) + (tool_calls or 0))
 
 
 class _Entry(Struct, tag_field="entry", frozen=True):

@@ -147,6 +147,10 @@ class RunState:
         waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
         return call_id in waiting and call_id not in self.verdicts
 
+    def find_call(self, call_id: str) -> ToolInvocation:
+        """Return a call of the last turn."""
+        return next(call for call in self.calls if call.call_id == call_id)
+
     def find_inherited(self, call: ToolInvocation) -> UnresolvedCall | None:
         """Return the unresolved call that a call of the last turn repeats. Each is repeated by one call of a turn."""
         return self._repeated_calls.get(call.call_id)
@@ -250,7 +254,8 @@ class RunState:
     def _find_repeated_calls(self) -> None:
         """Assign the unresolved calls to the calls of the last turn. A call that has started keeps its own."""
         assigned = {key: call for key, call in self._repeated_calls.items() if key in self.started_calls}
-        waiting = [call for call in self.inherited_calls if call not in assigned.values()]
+        keys = {call.idempotency_key for call in assigned.values()}
+        waiting = [call for call in self.inherited_calls if call.idempotency_key not in keys]
         for call in self.calls if waiting else ():
             signature = make_signature(call)
             equal = next((each for each in waiting if make_signature(each) == signature), None)
@@ -315,7 +320,7 @@ class RunState:
     def _apply_result(self, entry: CallResultEntry) -> None:
         call = self._find_open(entry.call_id)
         subagent_state = self.find_subagent_state(call)
-        self._resolve_inherited(call, is_error=entry.is_error)
+        self._resolve_inherited(call, entry)
         self._close_call(entry.call_id, entry.output)
         if entry.unresolved is not UNSET:
             earlier = [] if self.is_first_of_tool(call) else self.unresolved_calls.get(call.name, [])
@@ -323,7 +328,10 @@ class RunState:
         if entry.unresolved_key is not UNSET:
             others = [each for each in self.inherited_calls if each.idempotency_key != entry.unresolved_key]
             repeated = UnresolvedCall(call.call_id, call.name, call.arguments, entry.unresolved_key, subagent_state)
-            self.inherited_calls = [*others, repeated]
+            earlier_call = self.find_inherited(call)
+            if earlier_call is not None:
+                repeated = repeated.add_counted(earlier_call.spent, earlier_call.tool_calls)
+            self.inherited_calls = [*others, repeated.add_counted(entry.spent, entry.tool_calls)]
         if entry.spent is not None:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
@@ -348,15 +356,20 @@ class RunState:
             case limit:
                 self.limit_reached = limit
 
-    def _resolve_inherited(self, call: ToolInvocation, *, is_error: bool) -> None:
+    def _resolve_inherited(self, call: ToolInvocation, entry: CallResultEntry) -> None:
         """Remove the inherited call that this one has repeated, or that a person has decided on.
 
         If the repetition has failed, the first call may still have had its effect.
         """
         inherited = self.find_inherited(call)
-        has_succeeded = call.call_id in self.started_calls and not is_error
-        if inherited in self.inherited_calls and (has_succeeded or call.call_id in self.verdicts):
-            self.inherited_calls.remove(inherited)
+        if inherited is None or inherited not in self.inherited_calls:
+            return
+        index = self.inherited_calls.index(inherited)
+        has_succeeded = call.call_id in self.started_calls and not entry.is_error
+        if has_succeeded or call.call_id in self.verdicts:
+            del self.inherited_calls[index]
+        else:
+            self.inherited_calls[index] = inherited.add_counted(entry.spent, entry.tool_calls)
 
     def _close_call(self, call_id: str, output: str | list[JsonObject]) -> ToolInvocation:
         """Add the output of an open call to the history."""

@@ -17,7 +17,7 @@ from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import ApprovalRequired, PendingToolCall, Tool, ToolContext, ToolResult, UsageCost
+from antiphon.tools.base import ApprovalRequired, PendingToolCall, Tool, ToolContext, ToolResult
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 from antiphon.tools.function import make_result
 
@@ -91,7 +91,6 @@ class SubagentTool:
                 context.report(f"calls {event.call.name}")
 
         outcome = await self._run(task, context, forward)
-        spent = UsageCost(outcome.usage, outcome.cost)
         if outcome.kind == "needs_approval":
             pending = (_add_prefix(call, context) for call in outcome.pending)
             raise ApprovalRequired(tuple(pending), outcome.state if context.ledger is None else None)
@@ -101,7 +100,8 @@ class SubagentTool:
             reason = outcome.error.message if outcome.error is not None else outcome.text or "it gave no answer."
             interrupted = _describe_interrupted(context)
             result = make_error_result(f"The agent ended with {outcome.kind}: {reason}{interrupted}")
-        return msgspec.structs.replace(result, spent=spent, tool_calls=outcome.tool_calls)
+        spent, tool_calls = context.budget.find_spent(context.call_id)
+        return msgspec.structs.replace(result, spent=spent or None, tool_calls=tool_calls or 0)
 
     async def _make_result(self, outcome: Outcome[Any]) -> ToolResult:
         """Return the result of a call. An exception of `read_output` is an error for the model: the run has ended."""
@@ -137,7 +137,9 @@ class SubagentTool:
         run_id, ledger, deps = context.idempotency_key, context.ledger, context.deps
         started = await _find_run(run_id, context)
         unresolved = find_inherited(context.journal.state, context.call_id)
-        parent = ParentRun(context.journal, context.budget, context.call_id, unresolved)
+        state = context.journal.state
+        repeated = None if started is None else state.find_inherited(state.find_call(context.call_id))
+        parent = ParentRun(context.journal, context.budget, context.call_id, unresolved, repeated=repeated)
         if started is None:
             return self.agent.run_subagent(
                 task, deps=deps, ledger=ledger, run_id=run_id, parent=parent, limits=self._limits
@@ -182,7 +184,7 @@ async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
         # An attempt before this one has reached the time limit of the tool.
         return running
     run = context.journal.state
-    state = run.find_subagent_state(next(each for each in run.calls if each.call_id == context.call_id))
+    state = run.find_subagent_state(run.find_call(context.call_id))
     return unpack(state) if state else None
 
 

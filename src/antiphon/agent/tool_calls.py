@@ -48,7 +48,6 @@ from antiphon.tools.base import (
     ToolContext,
     ToolInvocation,
     ToolResult,
-    UsageCost,
 )
 from antiphon.tools.executor import CallObserver, Executor, make_error_result, replace_surrogates
 
@@ -357,7 +356,7 @@ class ToolCalls:
                 PausedCall(each.call_id, each.name, each.arguments, each.reason, each.idempotency_key)
                 for each in required.calls
             ]
-            pause = CallPauseEntry(call.call_id, waiting, required.state, *self._count_spent(call))
+            pause = CallPauseEntry(call.call_id, waiting, required.state, *self._budget.find_spent(call.call_id))
             await self._finish_write(self._journal.write(pause))
             self.pending += required.calls
             return
@@ -366,7 +365,8 @@ class ToolCalls:
             if subagent is not None and not self._journal.is_durable:
                 # There is no ledger from which the subagent could be resumed.
                 state = subagent.pack()
-                await self._journal.write(CallPauseEntry(call.call_id, [], state, *self._count_spent(call)))
+                spent = self._budget.find_spent(call.call_id)
+                await self._journal.write(CallPauseEntry(call.call_id, [], state, *spent))
             raise
         if repeat >= WARN_AT and not self._is_final(call) and not self._state.repeats.is_new(call, result.output):
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
@@ -407,11 +407,6 @@ class ToolCalls:
         self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
         return result
 
-    def _count_spent(self, call: ToolInvocation) -> tuple[UsageCost | UnsetType, int | UnsetType]:
-        """Return the usage and the tool calls of the subagent of a call so far."""
-        subagent = self._budget.find_subagent(call.call_id)
-        return (UNSET, UNSET) if subagent is None else (UsageCost(subagent.usage, subagent.cost), subagent.tool_calls)
-
     async def _finish_write(self, write: Coroutine[Any, Any, None]) -> None:
         """Await a write to the journal that a cancellation must not interrupt."""
         if self._journal.is_durable:
@@ -436,13 +431,15 @@ class ToolCalls:
     async def _write_result(
         self, call: ToolInvocation, result: ToolResult, *, consequence: Consequence = "", block_reason: str = ""
     ) -> None:
+        # The result of a subagent that was stopped, or not resumed, does not have its usage.
+        spent, tool_calls = self._budget.find_spent(call.call_id) if result.spent is None else (UNSET, UNSET)
         entry = CallResultEntry(
             call.call_id,
             result.output,
             result.is_error,
             "blocked" if block_reason else consequence,
-            result.spent,
-            result.tool_calls or UNSET,
+            result.spent or spent or None,
+            result.tool_calls or tool_calls or UNSET,
             block_reason or UNSET,
             self._list_unresolved(call),
             self._find_unresolved_key(call, result),
@@ -464,7 +461,8 @@ class ToolCalls:
         if subagent is None:
             return UNSET
         had_some = call.name in self._state.unresolved_calls and self._state.is_first_of_tool(call)
-        return list_unresolved(subagent) or ([] if had_some else UNSET)
+        unresolved = list_unresolved(subagent, self._budget.find_subagent(call.call_id))
+        return unresolved or ([] if had_some else UNSET)
 
 
 class _Attempts(CallObserver):

@@ -96,6 +96,21 @@ class Usage(Reply):
             estimated=self.estimated or other.estimated,
         )
 
+    def __sub__(self, other: "Usage") -> "Usage":
+        """Subtract a usage that is part of this one."""
+        left, right = self.input_tokens_details, other.input_tokens_details
+        reasoning = self.output_tokens_details.reasoning_tokens - other.output_tokens_details.reasoning_tokens
+        return Usage(
+            self.input_tokens - other.input_tokens,
+            self.output_tokens - other.output_tokens,
+            self.total_tokens - other.total_tokens,
+            InputTokensDetails(
+                left.cached_tokens - right.cached_tokens, left.cache_write_tokens - right.cache_write_tokens
+            ),
+            OutputTokensDetails(reasoning),
+            estimated=self.estimated,
+        )
+
 
 class ResponseError(Reply):
     code: str

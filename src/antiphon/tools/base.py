@@ -64,6 +64,14 @@ class UsageCost(Struct, frozen=True):
     usage: Usage
     cost: float | None = None
 
+    def __add__(self, other: "UsageCost") -> "UsageCost":
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return UsageCost(self.usage + other.usage, cost)
+
+    def __sub__(self, other: "UsageCost") -> "UsageCost":
+        cost = self.cost if self.cost is None or other.cost is None else self.cost - other.cost
+        return UsageCost(self.usage - other.usage, cost)
+
 
 class ToolResult(Struct, frozen=True):
     """The output of a tool call as the model reads it: a text, or content parts of the Responses API.
