@@ -162,6 +162,21 @@ def test_duration_is_written_as_in_the_headers_of_openai(seconds: float, text: s
     assert format_duration(seconds) == text
 
 
+def test_counts_of_other_processes_reset_in_a_minute(clock: Clock) -> None:
+    limiter = make_limiter(clock, limits=UsageLimits(requests_per_minute=9, tokens_per_minute=40))
+    limiter.admit("p", "key_1").release()
+    clock.time += 15
+    limiter.set_shared({limiter.list_changes()[0].subject: Shared(3, 10, 0)})
+    assert dict(limiter.describe("p", "key_1")) == {
+        b"x-ratelimit-limit-requests": b"9",
+        b"x-ratelimit-remaining-requests": b"5",
+        b"x-ratelimit-reset-requests": b"1m0s",
+        b"x-ratelimit-limit-tokens": b"40",
+        b"x-ratelimit-remaining-tokens": b"30",
+        b"x-ratelimit-reset-tokens": b"1m0s",
+    }
+
+
 def test_budget_ends_with_the_month(clock: Clock) -> None:
     limiter = make_limiter(clock, limits=UsageLimits(tokens_per_month=100, cost_per_month=2.5))
     limiter.set_spending([Spending("p", "key_1", 90, 0.0), Spending("q", "key_1", 999, 9.9)], {})

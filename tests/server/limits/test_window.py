@@ -26,4 +26,3 @@ def test_wait_ends_when_the_count_is_low_enough(most: float, seconds: float) -> 
     for now, amount in ((100.0, 2), (105.0, 2), (119.5, 1)):
         window.add(now, amount)
     assert window.find_wait(119.5 + 0.5, most) == pytest.approx(seconds, abs=0.6)
-    assert window.find_reset(120.0) == pytest.approx(59)

@@ -309,24 +309,28 @@ class Limiter:
     def _make_headers(self, subjects: tuple[Subject, ...], now: float) -> Headers:
         """Return OpenAI's headers for the key or the project that has less left."""
         headers: Headers = []
-        requests = [(each.limits.requests_per_minute, each.count_requests(now), each.requests) for each in subjects]
+        requests = [(each.limits.requests_per_minute, each.requests, each.shared.requests) for each in subjects]
         _add_headers(headers, b"requests", requests, now)
-        tokens = [(each.limits.tokens_per_minute, each.count_tokens(now), each.tokens) for each in subjects]
+        tokens = [(each.limits.tokens_per_minute, each.tokens, each.shared.tokens) for each in subjects]
         _add_headers(headers, b"tokens", tokens, now)
         return headers
 
 
 def _add_headers(
-    headers: Headers, unit: bytes, counts: list[tuple[int | None, float, MinuteWindow]], now: float
+    headers: Headers, unit: bytes, counts: list[tuple[int | None, MinuteWindow, float]], now: float
 ) -> None:
-    limited = [(limit - used, limit, window) for limit, used, window in counts if limit is not None]
+    limited = [
+        (limit - window.advance(now) - shared, limit, window, shared)
+        for limit, window, shared in counts
+        if limit is not None
+    ]
     if not limited:
         return
-    remaining, limit, window = min(limited, key=lambda each: each[0])
+    remaining, limit, window, shared = min(limited, key=lambda each: each[0])
     headers += [
         (b"x-ratelimit-limit-" + unit, b"%d" % limit),
         (b"x-ratelimit-remaining-" + unit, b"%d" % max(0, math.floor(remaining))),
-        (b"x-ratelimit-reset-" + unit, format_duration(window.find_reset(now)).encode()),
+        (b"x-ratelimit-reset-" + unit, format_duration(_find_wait(window, now, 0, shared)).encode()),
     ]
 
 

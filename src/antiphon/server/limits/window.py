@@ -44,7 +44,3 @@ class MinuteWindow:
             if remaining <= most:
                 return second - now
         return float(_SECONDS)
-
-    def find_reset(self, now: float) -> float:
-        """Return the time until the sum is 0, in seconds."""
-        return self.find_wait(now, 0)
