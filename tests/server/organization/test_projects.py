@@ -92,6 +92,7 @@ def test_project_with_keys_in_the_settings_is_not_archived(send: Send, project: 
         ("/organization/projects/ada/api_keys", {"scopes": []}, "scopes", "invalid_value"),
         ("/organization/projects/ada/api_keys", {"expires_in_seconds": 0}, "expires_in_seconds", "invalid_value"),
         ("/organization/projects/ada/api_keys", {"name": "\x00"}, "name", "invalid_value"),
+        ("/organization/projects/ada/api_keys", {"expires_in": 60}, "expires_in", "unknown_parameter"),
     ],
 )
 def test_invalid_body_is_refused_with_its_field(

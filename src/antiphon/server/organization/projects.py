@@ -134,7 +134,16 @@ T = TypeVar("T", bound=_Listed)
 
 _decode_create = codec.make_decoder(CreateProject)
 _decode_update = codec.make_decoder(UpdateProject)
-_decode_key = codec.make_decoder(CreateApiKey)
+_decode_known_key = codec.make_decoder(CreateApiKey)
+
+
+def _decode_key(body: bytes) -> codec.Decoded[CreateApiKey]:
+    """Decode the body that creates a key. An ignored field could give the key more rights, or no expiry."""
+    decoded = _decode_known_key(body)
+    if decoded.ignored:
+        param = decoded.ignored[0]
+        raise InvalidRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    return decoded
 
 
 class ProjectHandlers:
