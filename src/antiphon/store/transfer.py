@@ -443,7 +443,9 @@ def _decode_line(number: int, line: bytes) -> dict[str, msgspec.Raw]:
     try:
         return msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"line {number}: {error}") from None
+        if not line.endswith(b"\n"):
+            raise ConfigError(f"The file is incomplete: line {number} has no end. Nothing was imported.") from None
+        raise ConfigError(f"line {number}: {error}. Nothing was imported.") from None
 
 
 def _decode_row(number: int, fields: dict[str, msgspec.Raw]) -> tuple[Table, Sequence[Any]]:

@@ -99,7 +99,7 @@ async def open_vector_table(connection: "Connection[Any]") -> VectorTable | None
                 if not await connection.fetchval(_HAS_TABLE):
                     await connection.execute(_CREATE_TABLE.format(schema=schema))
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        logger.info("pgvector is not used: %s", error)
+        logger.info("pgvector is not used: %s", " ".join(str(error).split()))
         return None
     return VectorTable(schema)
 
