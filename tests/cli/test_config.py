@@ -72,7 +72,7 @@ def test_problems_that_would_stop_the_start_are_shown(home, capfd):
         """
     )
     status, lines = check(capfd)
-    paths = ["host", "store", "models.fast", "models.fast", "seal_keys", "outbound_allow", "agent_tools"]
+    paths = ["store", "models.fast", "models.fast", "seal_keys", "outbound_allow", "agent_tools"]
     paths += ["backends.a.base_url", "backends.b", "backends.c.kind"]
     assert (status, [line.split(": ")[:2] for line in lines]) == (1, [["problem", path] for path in paths])
     assert not any(secret in line for line in lines for secret in ("secret", "pg-password", "c2VhbC1"))
@@ -121,7 +121,18 @@ def test_key_in_the_store_allows_other_addresses(home, script, capfd):
     assert main(["keys", "create", "--project", "p"]) == 0
     capfd.readouterr()
     assert check(capfd)[0] == 0
+    assert "  keys      in the store" in check(capfd)[1]
     assert main(["doctor"]) == 0
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["doctor"]])
+def test_keys_of_a_store_that_cannot_be_opened_are_not_reported_as_missing(home, script, capfd, command):
+    (home / "store.db").write_bytes(b"not a database, " * 100)
+    (home / "antiphon.toml").write_text(f'host = "0.0.0.0"\nport = 0\nstore = "sqlite:///{home}/store.db"')
+    assert main(command) == 1
+    out = capfd.readouterr().out
+    assert f"The store {home}/store.db cannot be opened: file is not a database." in out
+    assert "has no API key" not in out
 
 
 def test_cost_budget_without_a_price_for_other_models_is_a_warning(home, script, capfd):

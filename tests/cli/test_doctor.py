@@ -6,6 +6,7 @@ import os
 import socket
 import sqlite3
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,13 @@ def test_full_disk_is_a_problem(home, diagnose):
     assert (status, found["disk"]["status"]) == (1, "problem")
 
 
+def test_small_free_space_is_shown_in_megabytes(home, diagnose, monkeypatch):
+    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: Namespace(free=24_000_000))
+    text, advice = "24 MB are free at ", "Free some space, or shorten retention_days."
+    _, found = diagnose()
+    assert found["disk"] == make_finding("disk", text + str(home), "warning", advice)
+
+
 def test_unreachable_database_is_a_problem_without_its_password(diagnose):
     pytest.importorskip("asyncpg")
     status, found = diagnose(f'store = "postgresql://ada:pg-secret@127.0.0.1:{free_port()}/antiphon"')
@@ -216,6 +224,16 @@ def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):
     assert (found["store"]["status"], found["clock"]["status"]) == ("ok", "ok")
     assert found["store"]["message"].endswith("can be written to")
     assert found["nodes"] == make_finding("nodes", "none is running on this database")
+
+
+def test_database_that_cannot_be_written_to_is_a_problem_with_its_remedy(postgres_url, diagnose, capfd):
+    assert main(["db", "migrate", "--store", postgres_url]) == 0
+    capfd.readouterr()
+    url = f"{postgres_url}&default_transaction_read_only=on"
+    status, found = diagnose(f'store = "{url}"\nseal_keys = ["c2VjcmV0"]')
+    assert (status, found["store"]["status"], "nodes" in found) == (1, "problem", False)
+    assert "Turn default_transaction_read_only off for its user" in found["store"]["message"]
+    assert "rights of this user" in found["store"]["advice"]
 
 
 def make_finding(name: str, message: str, status: str = "ok", advice: str = "") -> dict[str, str]:

@@ -15,6 +15,7 @@ from antiphon.config.settings import Settings
 from antiphon.engine.assembly import make_containers
 from antiphon.engine.sealing import read_secrets
 from antiphon.engine.serve.routing import parse_target
+from antiphon.errors import ConfigError
 from antiphon.server.agent import load_agent_tools
 from antiphon.server.exposure import check_exposure
 from antiphon.store.location import locate_store
@@ -31,11 +32,16 @@ def run(arguments: Namespace) -> int:
     except ConfigProblems as error:
         problems, warnings, summary = list(error.problems), [], []
     else:
-        has_keys = asyncio.run(has_deciding_keys(settings))
-        found = [*find_problems(settings, has_stored_keys=has_keys), *find_backend_problems(settings)]
-        problems = [hide_secrets(problem, settings) for problem in found]
+        found: list[str] = []
+        try:
+            has_keys = asyncio.run(has_deciding_keys(settings))
+        except ConfigError as error:
+            has_keys = True  # perhaps: the problem to solve first is that of the store
+            found.append(f"store: {error}")
+        found += [*find_problems(settings, has_stored_keys=has_keys), *find_backend_problems(settings)]
+        problems = [hide_secrets(problem, settings) for problem in dict.fromkeys(found)]
         warnings = find_warnings(settings, has_stored_keys=has_keys)
-        summary = list(_summarize(settings, str(find_file(arguments.config) or "none")))
+        summary = list(_summarize(settings, str(find_file(arguments.config) or "none"), has_stored_keys=has_keys))
     for warning in warnings:
         print(f"warning: {warning}")
     for problem in problems:
@@ -97,12 +103,13 @@ def find_warnings(settings: Settings, *, has_stored_keys: bool) -> list[str]:
     return [*settings.warnings, *([exposure] if exposure else []), *([_UNPRICED] if unpriced else [])]
 
 
-def _summarize(settings: Settings, file: str) -> Iterator[str]:
+def _summarize(settings: Settings, file: str, *, has_stored_keys: bool) -> Iterator[str]:
     projects = sorted({key.project for key in settings.api_keys})
+    keys = "in the store" if has_stored_keys else str(len(settings.api_keys))
     yield f"file      {file}"
     yield f"address   {settings.host}, port {settings.port}"
     yield f"store     {'none: stateless' if settings.stateless else hide_password(settings.store)}"
-    yield f"keys      {len(settings.api_keys)}" + (f", of the projects {', '.join(projects)}" if projects else "")
+    yield f"keys      {keys}" + (f", of the projects {', '.join(projects)}" if projects else "")
     yield f"backends  {', '.join(f'{name} ({backend.kind})' for name, backend in settings.backends.items())}"
     if settings.models:
         yield f"models    {', '.join(settings.models)}"

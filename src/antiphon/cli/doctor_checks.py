@@ -50,6 +50,7 @@ _TIMEOUT_SECONDS = 5.0
 _PROBE_SECONDS = 2.0
 _MAX_CLOCK_OFFSET = 5.0
 _DAY = 24 * 60 * 60
+_GIGABYTE = 1e9
 # Free space below this multiple of `store_min_free_bytes` is a warning.
 _LOW_SPACE_FACTOR = 16
 _OTHER_USERS = 0o077
@@ -58,9 +59,13 @@ _SHOWN_MODELS = 5
 _SHOWN_NODES = 5
 _OK = 200
 _CODE = "code sandbox"
-_POSTGRES_ADVICE = "Check that PostgreSQL is running, and the address, user and password in the setting 'store'."
+_POSTGRES_ADVICE = (
+    "Check that PostgreSQL is running, and the address, user and password in the setting 'store', and the rights of "
+    "this user."
+)
 _LISTEN_ADVICE = "Check the settings 'store' and 'store_listen_url'."
 _FILE_ADVICE = "Correct the setting 'store' or the permissions, or restore the file from a backup."
+_LOCK_ADVICE = "Check the permissions, and that no other program holds a lock on it."
 _SETTINGS_ADVICE = "Correct the setting. docs/configuration.md describes all of them."
 
 Status = Literal["ok", "warning", "problem"]
@@ -99,10 +104,16 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     ]
     checks.append(_run_check("port", check_port(settings), "Set another port or host."))
     results = await asyncio.gather(*checks)
-    findings = check_settings(settings, config, has_stored_keys=await has_deciding_keys(settings))
+    try:
+        has_keys = await has_deciding_keys(settings)
+    except ConfigError:  # the check of the store reports it
+        has_keys = True
+    findings = check_settings(settings, config, has_stored_keys=has_keys)
     for found in results:
         findings += found
-    if is_postgres(settings.store) and not settings.stateless and all(each.status != "problem" for each in results[0]):
+    store, seal_keys = results[:2]
+    has_problem = any(each.status == "problem" for each in (*store, *seal_keys))
+    if is_postgres(settings.store) and not settings.stateless and not has_problem:
         findings += await _run_check("nodes", check_nodes(settings), _LISTEN_ADVICE)
     return [*findings, *check_extras(settings), *check_code_interpreter(settings), check_clock()]
 
@@ -133,7 +144,7 @@ async def check_store(settings: Settings) -> list[Finding]:
     if settings.stateless or settings.store.startswith("memory:"):
         return [ok("store", "in memory: nothing is stored on disk")]
     condition = await inspect_store(settings.store)
-    findings = [] if condition is None else list(_judge_store(hide_password(settings.store), condition))
+    findings = [] if condition is None else list(_judge_store(settings, condition))
     if is_postgres(settings.store):
         return findings
     store = locate_store(settings.store)
@@ -147,14 +158,16 @@ async def check_store(settings: Settings) -> list[Finding]:
     return findings
 
 
-def _judge_store(shown: str, condition: StoreCondition) -> Iterable[Finding]:
+def _judge_store(settings: Settings, condition: StoreCondition) -> Iterable[Finding]:
+    shown = hide_password(settings.store)
+    advice = _POSTGRES_ADVICE if is_postgres(settings.store) else _LOCK_ADVICE
     schema, newest = condition.schema, condition.newest
     if schema > newest:
         text = f"{shown} has schema version {schema}, this program supports up to {newest}"
         yield problem("store", text, "Update Antiphon, or use another store.")
     elif condition.refusal is not None:
         text = f"{shown} cannot be written to: {condition.refusal}"
-        yield problem("store", text, "Check the permissions, and that no other program holds a lock on it.")
+        yield problem("store", text, advice)
     elif schema < newest:
         state = f"schema version {schema}, {newest} is current" if schema else "no tables yet"
         yield warning("store", f"{shown}: {state}", "The next start changes this, or: antiphon db migrate")
@@ -203,7 +216,8 @@ def _find_existing_folder(path: Path) -> Path:
 def _check_disk(path: Path, min_free: int) -> Finding:
     folder = _find_existing_folder(path)
     free = shutil.disk_usage(folder).free
-    text = f"{free / 1e9:.1f} GB are free at {folder}"
+    size = f"{free / _GIGABYTE:.1f} GB" if free >= _GIGABYTE else f"{free / 1e6:.0f} MB"
+    text = f"{size} are free at {folder}"
     if free < min_free:
         return problem("disk", text, "Free some space: below store_min_free_bytes the server is not ready.")
     if free < _LOW_SPACE_FACTOR * min_free:

@@ -3,7 +3,7 @@
 import asyncio
 
 from antiphon.config.settings import Settings
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, ConfigError
 from antiphon.server.exposure import is_local_host
 from antiphon.store.condition import StoreCondition
 from antiphon.store.location import is_postgres, locate_store
@@ -13,13 +13,18 @@ _TIMEOUT_SECONDS = 5.0
 
 
 async def has_deciding_keys(settings: Settings) -> bool:
-    """Return True if the store has API keys. It is opened only if the answer decides whether a server may start."""
+    """Return True if the store has API keys. It is opened only if the answer decides whether a server may start.
+
+    Raises ConfigError if the store cannot be opened.
+    """
     if settings.api_keys or settings.stateless or is_local_host(settings.host):
         return False
     try:
         condition = await asyncio.wait_for(inspect_store(settings.store), _TIMEOUT_SECONDS)
-    except (AntiphonError, OSError):  # another check reports a store that cannot be opened
-        return False
+    except TimeoutError:
+        raise ConfigError(f"The store does not answer within {_TIMEOUT_SECONDS:g} seconds.") from None
+    except (AntiphonError, OSError) as error:
+        raise ConfigError(str(error)) from error
     return condition is not None and condition.has_keys
 
 
