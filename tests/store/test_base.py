@@ -37,6 +37,7 @@ CALLS = {
     "find_item": lambda store, _: store.find_item("p", "msg_1"),
     "append_events": lambda store, _: store.append_events("p", "resp_1", 0, [b"{}"]),
     "read_events": lambda store, _: store.read_events("p", "resp_1", -1),
+    "search_events": lambda store, _: store.search_events("p", "resp_1", b"x", start=-1),
     "drop_events": lambda store, _: store.drop_events("p", "resp_1"),
     "enqueue": lambda store, stored: store.enqueue("p", stored, b"{}"),
     "claim": lambda store, _: store.claim("us", as_of=0, lease=1, limit=1),

@@ -67,8 +67,28 @@ async def test_page_of_large_events_has_only_one_of_them(running: Store, make_st
     ]
 
 
+async def test_search_returns_matching_newest_and_start_batches(running: Store) -> None:
+    batches = [(1, b'"a"\n"x 1"'), (2, b'"b"'), (4, b'"x 2"\n"c"'), (5, b'"d"'), (6, b'"e"')]
+    first = 0
+    for last, lines in batches:
+        await running.append_events("p", "resp_1", first, lines.split(b"\n"), owner="us")
+        first = last + 1
+    found = {start: await running.search_events("p", "resp_1", b'"x', start=start) for start in (-1, 1, 2, 3, 5, 6, 7)}
+    one, two, three, four, five = batches
+    assert found == {
+        -1: [one, three, five],
+        1: [one, three, five],
+        2: [two, three, five],
+        3: [three, five],
+        5: [four, five],
+        6: [five],
+        7: [],
+    }
+
+
 async def test_unknown_response_has_no_events(store: Store) -> None:
     assert await store.read_events("p", "resp_1", -1) == []
+    assert await store.search_events("p", "resp_1", b"", start=-1) == []
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])

@@ -413,7 +413,7 @@ class Engine:
                 raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
             return stored.response
         await self._background.cancel(RunKey(project, response_id))
-        return (await self._load(project, response_id)).response
+        return await self.retrieve(project, response_id)
 
     async def follow(self, project: str, response_id: str, *, after: int) -> EventPages:
         """Return the events of a background response after this sequence number: the stored ones, then new ones."""
@@ -445,6 +445,8 @@ class Engine:
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""
         response = await self._store.load_response(project, response_id)
+        if response is not None and response.background and response.status == "in_progress":
+            return await self._background.add_finished_items(RunKey(project, response_id), response)
         return response or await self._foreground.find(project, response_id)
 
     async def delete(self, project: str, response_id: str) -> None:
@@ -461,12 +463,6 @@ class Engine:
         if rows is None:
             rows = await self._foreground.list_input_items(project, response_id, after=after, limit=limit, order=order)
         return make_page(rows.items, has_more=rows.has_more)
-
-    async def _load(self, project: str, response_id: str) -> StoredResponse:
-        stored = await self._store.load(project, response_id)
-        if stored is None:
-            raise report_unknown(response_id)
-        return stored
 
 
 def _release(pipeline: Pipeline, share: HistoryShare | None) -> None:

@@ -307,6 +307,14 @@ class EventLog(Protocol):
         large it is. An empty result means that there are no more.
         """
 
+    async def search_events(
+        self, project: str, response_id: str, text: bytes, *, start: int
+    ) -> list[tuple[int, bytes]]:
+        """Return the batches of the log that contain `text`, the newest batch, and the one that ends with `start`.
+
+        A batch is the number of its last event, and its events, one per line. Batches before `start` are not read.
+        """
+
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         """Delete the events of a response, so that its numbers can be used again.
 

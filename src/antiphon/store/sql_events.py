@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from antiphon.errors import ServerError
 from antiphon.store.event_batches import EventBatch, pack_events, take_events, unpack_events
-from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps
+from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps, Variants
 
 # Lock the run for the transaction, so that no other owner can claim it meanwhile. An expired lease counts until then.
 HOLD = "SELECT watched FROM runs WHERE project = ? AND response_id = ? AND owner = ? FOR NO KEY UPDATE"
@@ -15,6 +15,18 @@ STORED = "SELECT 1 FROM responses WHERE project = ? AND id = ? FOR KEY SHARE"
 REACHED = "SELECT 1 FROM events WHERE project = ? AND response_id = ? AND last >= ? LIMIT 1"
 
 READ = "SELECT last, lines FROM events WHERE project = ? AND response_id = ? AND last > ? ORDER BY last"
+
+_SEARCH = """
+SELECT last, lines FROM events WHERE project = ?1 AND response_id = ?2 AND last >= ?4 AND (
+    last = ?4 OR last = (SELECT max(last) FROM events WHERE project = ?1 AND response_id = ?2) OR {contains}
+) ORDER BY last
+"""
+
+# The cast is for damaged rows, which may contain a value of another type.
+SEARCH = Variants(
+    sqlite=_SEARCH.format(contains="instr(CAST(lines AS BLOB), ?3) > 0"),
+    postgres=_SEARCH.format(contains="position(?3 IN lines) > 0"),
+)
 
 APPEND = "INSERT INTO events (project, response_id, last, lines) VALUES (?, ?, ?, ?)"
 
@@ -43,6 +55,12 @@ class SqlEventLog(StepDatabase):
                 if await self._change(APPEND_OWNED, row):
                     return True
             return await self._write(_append, project, response_id, batches, owner, is_repeated)
+
+    async def search_events(
+        self, project: str, response_id: str, text: bytes, *, start: int
+    ) -> list[tuple[int, bytes]]:
+        rows = await self._fetch(SEARCH, (project, response_id, text, start))
+        return [(last, lines) for last, lines in rows if isinstance(lines, bytes)]
 
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         return await self._write(_drop, project, response_id, owner)

@@ -19,6 +19,7 @@ from antiphon.engine.background.recent_events import RecentEvents
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
+from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response, ResponseError
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import EventLog, LeaseLost
@@ -71,7 +72,7 @@ def end_log(response: Response, log: LoggedEvents, reason: Failure | None) -> tu
     The response has the completed output items of the log. Without a reason, it is cancelled.
     """
     last = make_queued_events(response) if log.next == 0 else []
-    done = [event.item for event in log.events if isinstance(event, events.OutputItemDone)]
+    done = list_finished_items(log.events)
     if reason is None:
         ended = msgspec.structs.replace(response, status="cancelled", output=done)
         return ended, [*last, events.Incomplete(log.next + len(last), ended)]
@@ -80,6 +81,12 @@ def end_log(response: Response, log: LoggedEvents, reason: Failure | None) -> tu
     payload = events.ErrorPayload(reason.type, reason.code, reason.message, reason.param)
     number = log.next + len(last)
     return ended, [*last, events.Error(number, payload), events.Failed(number + 1, ended)]
+
+
+def list_finished_items(logged: Iterable[Event | Unknown]) -> list[Item | Unknown]:
+    """Return the output items that are done, in the order of the output."""
+    done = [event for event in logged if isinstance(event, events.OutputItemDone)]
+    return [event.item for event in sorted(done, key=lambda event: event.output_index)]
 
 
 class EventWriter:

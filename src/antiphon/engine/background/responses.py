@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from antiphon import offload
 from antiphon.engine.background.attempt import Attempt, QueuedRequest
 from antiphon.engine.background.event_reader import PAGE_BYTES, EventPages, EventReader
+from antiphon.engine.background.finished_items import FinishedItems
 from antiphon.engine.background.follower import POLL_SECONDS, Follower, FollowerContext, has_ended
 from antiphon.engine.background.response_changes import FollowedResponses, ResponseChanges
 from antiphon.engine.background.scheduler import Scheduler
 from antiphon.engine.background.worker import wait_for
 from antiphon.errors import Unavailable
 from antiphon.protocol import codec
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.store.base import NO_LIMITS, OnChange, QueueFull, RunKey, Store, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.turn_queue import refuse_all, refuse_project
@@ -72,6 +75,7 @@ class BackgroundResponses:
         # Announces a change to other processes, if the store does not report changes.
         self.announce_change: OnChange | None = None
         self._followed = FollowedResponses()
+        self._finished = FinishedItems(store)
 
     async def start(self) -> None:
         self._store.on_change = self.receive_change
@@ -158,6 +162,17 @@ class BackgroundResponses:
             if follower.has_ended:
                 return
         raise Unavailable("The server is shutting down. The stream can be resumed later.")
+
+    async def add_finished_items(self, key: RunKey, response: Response) -> Response:
+        """Return a response in progress with the output items that are done, or its end if it has ended meanwhile."""
+        items = await self._finished.load(key)
+        if not items:
+            return response
+        # The last items may be those of a response that has ended after it was loaded.
+        current = await self._store.load_response(*key)
+        if current is not None and current.status in FINAL_STATUSES:
+            return current
+        return msgspec.structs.replace(response, output=items)
 
     async def _wait_for_end(self, key: RunKey) -> None:
         # If the owner has just died, this process can end the run after the lease has expired.

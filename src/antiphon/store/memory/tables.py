@@ -159,6 +159,17 @@ class MemoryEventLog(MemoryTables):
         unread = ((batch.last, batch.lines) for batch in itertools.islice(batches, start, None))
         return take_events(unread, after, max_bytes)
 
+    async def search_events(
+        self, project: str, response_id: str, text: bytes, *, start: int
+    ) -> list[tuple[int, bytes]]:
+        batches = self._tables.events.get((project, response_id), [])
+        first = bisect.bisect_left(batches, start, key=lambda batch: batch.last)
+        return [
+            (batch.last, batch.lines)
+            for batch in batches[first:]
+            if batch.last == start or batch is batches[-1] or text in batch.lines
+        ]
+
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         key = project, response_id
         if owner is not None and (not self._is_owned(key, owner) or self._tables.runs[key].watched):
