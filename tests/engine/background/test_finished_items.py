@@ -79,7 +79,7 @@ async def test_log_that_begins_again_is_searched_again(store: CountingStore, cou
     assert await load(items) == ["new", "more"][:count]
 
 
-async def test_size_of_kept_searches_is_bounded(store: CountingStore) -> None:
+async def test_size_of_stored_searches_is_bounded(store: CountingStore) -> None:
     items = FinishedItems(store, max_bytes=1000)
     await store.append_events(*KEY, 0, [make_done(0, 0, "small")])
     assert [await load(items) for _ in range(2)] == [["small"]] * 2

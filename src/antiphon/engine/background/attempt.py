@@ -21,7 +21,7 @@ from antiphon.engine.prepare.prepare import Accepted, Prepared
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import conversation_for
 from antiphon.engine.respond.run import Postponed, Run
-from antiphon.engine.serve.hosted.journal import StepJournal
+from antiphon.engine.serve.hosted.journal import StepJournal, list_deltas
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
 from antiphon.engine.usage import UsageRecorder
@@ -233,7 +233,15 @@ class Attempt:
         await self._store.save(self._claimed.project, stored, owner=self._owner)
 
     async def _serve(self, request: CreateRequest, accepted: Accepted, replayed: list[Delta]) -> Deltas:
-        """Yield the deltas that follow the replayed ones."""
+        """Yield the deltas that follow the replayed ones. Finished hosted steps come before any error."""
+        replay = ReplayFilter(replayed)
+        journal = await self._open_journal(accepted.response_id)
+        try:
+            if journal.recorded:
+                yield replay.feed(list_deltas(journal.recorded))
+        except Diverged:
+            yield [DIVERGED]
+            return
         if self._cancelled:
             yield [Finish("cancelled")]
             return
@@ -246,7 +254,8 @@ class Attempt:
                     request, accepted, project=self._claimed.project, share=self._share
                 )
             self._prepared = prepared
-            journal = await self._open_journal(accepted.response_id) if prepared.is_hosted else None
+            if journal.recorded and not prepared.is_hosted:
+                raise ServerError("The hosted tools of this response are no longer available.", code="interrupted")
             serving = await self._pipeline.serve(prepared, replayed=replayed, journal=journal)
         except ModelNotFound:  # not configured here any more, or unknown to the upstream
             self._leave_to_others("unknown")
@@ -255,7 +264,6 @@ class Attempt:
             logger.warning("%s", warning, extra={"response_id": accepted.response_id})
         candidate = serving.candidate or prepared.route.first
         yield [Served(candidate.model.id, candidate.name)]
-        replay = ReplayFilter(replayed)
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
                 try:

@@ -5,7 +5,7 @@ answer is complete. Then the model is called again with their items in its conte
 stops, when the client has to reply first (a function call, an approval), or when a limit is reached.
 
 A background response writes a journal (`journal.py`). An attempt that takes over sends the deltas of the finished steps
-again and continues after them.
+again (`background/attempt.py`), and the loop continues after them.
 """
 
 import itertools
@@ -317,7 +317,7 @@ class HostedRun:
 
     def _resume(self, steps: Sequence[Step]) -> None:
         """Restore the state after the finished steps of an earlier attempt."""
-        self._early = self._runner.early = list_deltas(steps)
+        self._runner.early = list_deltas(steps)
         calls: Mapping[str, CallRecord] = {}
         begun: dict[str, bool] = {}
         ended: set[str] = set()
