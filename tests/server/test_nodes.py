@@ -26,6 +26,8 @@ SCRIPT = {
     "default": "You said: {input}",
 }
 LEASE = 1.0
+# No lease of this length expires in a test.
+LONG_LEASE = 3600.0
 
 StartNode = Callable[..., KillableServer]
 
@@ -37,14 +39,8 @@ def start_node(tmp_path: Path, postgres_url: str) -> Iterator[StartNode]:
     def start(**settings: Any) -> KillableServer:
         folder = tmp_path / f"node{len(nodes)}"
         folder.mkdir()
-        node = KillableServer(
-            folder,
-            SCRIPT,
-            store=postgres_url,
-            background_lease_seconds=LEASE,
-            seal_keys=[base64.b64encode(bytes(32)).decode()],
-            **settings,
-        )
+        shared = {"background_lease_seconds": LEASE, "seal_keys": [base64.b64encode(bytes(32)).decode()]}
+        node = KillableServer(folder, SCRIPT, store=postgres_url, **(shared | settings))
         nodes.append(node)
         return node
 
@@ -92,7 +88,7 @@ def test_reader_resumes_on_another_node(start_node: StartNode) -> None:
 
 @pytest.mark.slow
 def test_two_of_three_nodes_are_killed_with_200_responses(start_node: StartNode) -> None:
-    nodes = [start_node(background_slots=16) for _ in range(3)]
+    nodes = [start_node(background_slots=16, background_lease_seconds=LONG_LEASE) for _ in range(3)]
     with ThreadPoolExecutor(8) as clients:
         ids = list(clients.map(lambda n: nodes[n % 3].start_background("steps"), range(200)))
         readers = [StreamReader(nodes[2], response_id) for response_id in ids[:20]]
@@ -105,6 +101,22 @@ def test_two_of_three_nodes_are_killed_with_200_responses(start_node: StartNode)
     assert all(b"response.completed" in log[-1] for log in logs)
     assert [reader.events for reader in readers] == logs[:20]
     assert [number_events(log) for log in logs] == [list(range(len(logs[0])))] * 200
+
+
+def test_killed_node_is_replaced_before_its_leases_expire(start_node: StartNode, postgres_schema: EmptySchema) -> None:
+    one = start_node(background_lease_seconds=LONG_LEASE)
+    response_id = one.start_background("slow")
+    reader = StreamReader(one, response_id)
+    reader.wait_for(b"word%d" % (WORDS - 1))
+    wait_until(lambda: postgres_schema.fetch("SELECT attempt, locked_owner = owner FROM runs") == [(1, True)])
+    one.kill()
+    reader.join()
+    two = start_node(background_lease_seconds=LONG_LEASE)
+    wait_until(lambda: postgres_schema.fetch("SELECT attempt, locked_owner = owner FROM runs") == [(2, True)])
+    assert two.ask("POST", f"/v1/responses/{response_id}/cancel")["status"] == "cancelled"
+    events = two.read(response_id)
+    assert events[: len(reader.events)] == reader.events
+    assert number_events(events) == list(range(len(events)))
 
 
 def test_frozen_node_writes_nothing_after_its_run_was_taken_over(

@@ -15,7 +15,7 @@ import pytest
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
-from support.postgres_server import find_port, is_installed
+from support.postgres_server import EmptySchema, find_port, is_installed
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 MakeStored = Callable[..., StoredResponse]
@@ -58,7 +58,11 @@ max_client_conn = 100
 
 
 async def test_store_works_behind_a_pooler_in_transaction_mode(
-    pooled_url: str, postgres_url: str, make_stored: MakeStored, caplog: pytest.LogCaptureFixture
+    pooled_url: str,
+    postgres_url: str,
+    postgres_schema: EmptySchema,
+    make_stored: MakeStored,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="antiphon.store")
     stores = [locate_store(pooled_url, limits=StoreLimits(listen_url=url)) for url in ("", postgres_url, postgres_url)]
@@ -85,5 +89,15 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
     assert await changes.get() == "queued"
     claimed = [len(await store.renew(f"owner{number}", lease=60)) for number, store in enumerate(stores)]
     assert sum(claimed) == 15
+    # A session of the pooler does not end with a process: only an owner with a connection of its own holds a lock.
+    async with asyncio.timeout(60):
+        while not postgres_schema.fetch("SELECT 1 FROM runs WHERE locked_owner IS NOT NULL"):
+            for number, store in enumerate(stores):
+                assert await store.claim(f"owner{number}", as_of=0, lease=60, limit=1) == []
+    assert sorted(postgres_schema.fetch("SELECT DISTINCT owner, locked_owner FROM runs")) == [
+        ("owner0", None),
+        ("owner1", "owner1"),
+        ("owner2", None),
+    ]
     for store in stores:
         await store.close()

@@ -29,6 +29,7 @@ from antiphon.store.postgres.connection import (
 )
 from antiphon.store.postgres.migrations import explain_missing_rights, migrate
 from antiphon.store.postgres.notifications import Notifications, make_channel
+from antiphon.store.postgres.owner_locks import OwnerLocks
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
 from antiphon.store.postgres.writer import GroupedStatement, GroupWriter
@@ -109,6 +110,7 @@ class PostgresDatabase:
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
         self._uncertain = UncertainWrites()
         self._parts: tuple[GroupWriter, PostgresPool, Notifications] | None = None
+        self._owner_locks = OwnerLocks()
         self.peer_link: PostgresPeerLink | None = None
         self._check = WriterCheck()
 

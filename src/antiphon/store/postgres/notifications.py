@@ -37,13 +37,18 @@ SEND = "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload"
 # A listener holds a shared lock as long as its connection lives.
 _LOCK_KEY = "hashtextextended('antiphon listeners ' || $1, 0)"
 HOLD_LOCK = f"SELECT pg_advisory_lock_shared({_LOCK_KEY})"
-# The process numbers of the connections that listen.
-LISTENERS = f"""
-SELECT pid FROM pg_locks, (SELECT {_LOCK_KEY} AS key) AS lock
+# The keys of all advisory locks in the database that are held, and the process numbers of their connections.
+HELD_LOCKS = """
+SELECT (classid::bigint << 32) | objid::bigint AS key, pid FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND objsubid = 1
-    AND classid = ((key >> 32) & 4294967295)::oid AND objid = (key & 4294967295)::oid
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+# The process numbers of the connections that listen.
+LISTENERS = f"SELECT pid FROM ({HELD_LOCKS}) AS held WHERE key = {_LOCK_KEY}"
+
+# An owner of runs holds a shared lock on the same connection (`owner_locks.py`).
+OWNER_LOCK_KEY = "hashtextextended('antiphon owner ' || $1::text || ' ' || owner, 0)"
+HOLD_OWNER_LOCK = f"SELECT pg_advisory_lock_shared({OWNER_LOCK_KEY}) FROM (SELECT $2::text AS owner) AS held"
 
 _MESSAGE = "message"
 
@@ -57,8 +62,9 @@ class Notifications:
     """Sends and receives notifications on one channel. `on_change` is called for those of changes.
 
     Notifications are received from `listen` on. `listener` is the process number of the connection that receives them
-    now, or None, and `listening` is set while there is one. `reconnected_at` is the time at which a lost connection
-    was replaced, and `lost_at` the time at which the last one was lost. `on_message` is called with each text of
+    now, or None, and `listening` is set while there is one. `listening_since` is the time at which it was opened.
+    `reconnected_at` is the time at which a lost connection was replaced, and `lost_at` the time at which the last one
+    was lost. `locked_owners` are the owners whose lock it holds. `on_message` is called with each text of
     `send_message`, also those of this process.
     """
 
@@ -78,11 +84,14 @@ class Notifications:
         self._closing = False
         self.listener: int | None = None
         self.listening = asyncio.Event()
-        self.reconnected_at = -math.inf
+        self.listening_since = self.reconnected_at = -math.inf
         self.lost_at = time.monotonic()
         self._has_listened = self._has_failed = False
         self.on_message: Callable[[str], None] = _ignore_message
         self._listening: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._owners: set[str] = set()
+        self.locked_owners: set[str] = set()
 
     def listen(self, on_change: OnChange) -> None:
         """Begin to receive notifications, if there is a server to connect to."""
@@ -103,6 +112,16 @@ class Notifications:
     def send_message(self, text: str) -> None:
         """Send a text to all processes that listen."""
         self._queue(text, f"{_MESSAGE} {text}")
+
+    def hold_lock(self, owner: str) -> None:
+        """Hold the lock of an owner on the connection that listens, and on those that replace it."""
+        if owner not in self._owners:
+            self._owners.add(owner)
+            self._wake.set()
+
+    def release_lock(self, owner: str) -> None:
+        """Do not hold the lock of an owner on later connections."""
+        self._owners.discard(owner)
 
     @property
     def can_listen(self) -> bool:
@@ -139,43 +158,54 @@ class Notifications:
 
     async def _listen(self, connector: PostgresConnector) -> None:
         while True:
+            began_at = time.monotonic()
             try:
                 await self._listen_until_lost(connector)
             except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
                 if not self._has_failed:
                     logger.warning("notifications are not received: %s", type(error).__name__)
                 self._has_failed = True
-            await asyncio.sleep(RECONNECT_SECONDS)
+            # A connection that worked is replaced at once: without it, other processes may take over the runs.
+            await asyncio.sleep(max(0.0, began_at + RECONNECT_SECONDS - time.monotonic()))
 
     async def _listen_until_lost(self, connector: PostgresConnector) -> None:
         connection = await connector.connect()
-        lost = asyncio.Event()
-        connection.add_termination_listener(lambda _: lost.set())
+        connection.add_termination_listener(lambda _: self._wake.set())
         try:
             await connection.add_listener(self.channel, self._receive)
             await connection.execute(HOLD_LOCK, self.channel)
+            await self._lock_owners(connection)
+            self.listening_since = time.monotonic()
             self.listener = connection.get_server_pid()
             self.listening.set()
             if self._has_listened:
-                self.reconnected_at = time.monotonic()
+                self.reconnected_at = self.listening_since
             self._has_listened = True
             if self._has_failed:
                 logger.warning("notifications are received again")
             self._has_failed = False
             # Notifications of the time before are lost. Let all readers check once.
             self._on_change("reconnected", "", -1)
-            while not lost.is_set():
+            while not connection.is_closed():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_SECONDS):
-                        await lost.wait()
-                if not lost.is_set():
+                        await self._wake.wait()
+                self._wake.clear()
+                if not connection.is_closed():
+                    await self._lock_owners(connection)
                     await connection.execute("SELECT 1")
         finally:
             if self.listener is not None:
                 self.lost_at = time.monotonic()
             self.listener = None
             self.listening.clear()
+            self.locked_owners.clear()
             await close(connection)
+
+    async def _lock_owners(self, connection: "Connection[Any]") -> None:
+        for owner in self._owners - self.locked_owners:
+            await connection.execute(HOLD_OWNER_LOCK, self.channel, owner)
+            self.locked_owners.add(owner)
 
     def _receive(self, connection: "Connection[Any]", process: int, channel: str, payload: object) -> None:
         kind, _, text = str(payload).partition(" ")

@@ -7,6 +7,7 @@ Times are those of the database's clock. A caller's times are converted by their
 """
 
 import heapq
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from antiphon.store.sql_runs import SqlRuns
 
 if TYPE_CHECKING:
     from asyncpg import Connection
+
+logger = logging.getLogger(__name__)
 
 # Number of waiting runs of a project that a claim reads first for each free slot, and the factor by which it grows if
 # all of them are left to others.
@@ -108,7 +111,8 @@ UPDATE runs SET
     free_since = coalesce(leased_until, free_since),
     owner = $2,
     leased_until = $3,
-    lease = $4
+    lease = $4,
+    locked_owner = CASE WHEN $6 THEN $2 END
 WHERE position = ANY ($1::bigint[])
 RETURNING position, project, response_id, request, attempt, watched, cancelled, interruptions, model,
     configuration_id = $5, greatest(free_since, coalesce((
@@ -116,6 +120,8 @@ RETURNING position, project, response_id, request, attempt, watched, cancelled, 
         WHERE configurations.configuration_id = runs.configuration_id AND runs.configuration_id <> $5
     ), 0))
 """
+
+RECORD_LOCK = "UPDATE runs SET locked_owner = CASE WHEN ?2 THEN ?1 END WHERE owner = ?1"
 
 
 class PostgresRunQueue(PostgresSteps, SqlRuns):
@@ -129,6 +135,7 @@ class PostgresRunQueue(PostgresSteps, SqlRuns):
         wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
+        await self._check_owners(owner, lease)
         waited = max(0.0, self._now() - as_of)
         ((has_runs,),) = await self._reader.submit(HAS_RUNS, (owner, as_of if self._clock else None))
         if not has_runs:
@@ -138,8 +145,31 @@ class PostgresRunQueue(PostgresSteps, SqlRuns):
             _, now = await connection.fetchrow(LOCK, self._read_clock())
             began = as_of if self._clock else now - max(waited, self._health.measure_outage(lease))
             claim = Claim(owner, self.configuration_id, began, lease, limit, wait_by_model or {}, limits)
-            claimed = await _claim(connection, claim, now)
+            claimed = await _claim(connection, claim, now, is_locked=self._owner_locks.is_recorded(owner))
         return [self._convert_time(run, now) for run in claimed]
+
+    async def release(self, owner: str) -> None:
+        await super().release(owner)
+        self._notifications.release_lock(owner)
+
+    async def _check_owners(self, owner: str, lease: float) -> None:
+        """Record whether this owner holds its lock, and end the leases of owners whose process has ended."""
+        locks = self._owner_locks
+        check = await locks.check(
+            owner,
+            self._notifications,
+            self._reader,
+            clock=self._read_clock(),
+            after_outage=self._health.measure_outage(lease) > 0,
+        )
+        if check is None:
+            return
+        if check.is_locked != locks.is_recorded(owner):
+            await self._change(RECORD_LOCK, (owner, check.is_locked), is_idempotent=True)
+            locks.record(owner, is_locked=check.is_locked)
+        for ended in check.ended:
+            logger.warning("a process that shares the database has ended. Its background responses are taken over")
+            await self.end_leases(ended)
 
     def _convert_time(self, run: ClaimedRun, now: float) -> ClaimedRun:
         """Express the time `free_since` by the clock of this process. `now` is the time of the database."""
@@ -148,7 +178,7 @@ class PostgresRunQueue(PostgresSteps, SqlRuns):
         return run._replace(free_since=self._now() - (now - run.free_since))
 
 
-async def _claim(connection: "Connection[Any]", claim: Claim, now: float) -> list[ClaimedRun]:
+async def _claim(connection: "Connection[Any]", claim: Claim, now: float, *, is_locked: bool) -> list[ClaimedRun]:
     chosen = await _choose(connection, claim, now) if claim.slots > 0 else []
     cancelled = [position for (position,) in await connection.fetch(CANCELLED, claim.as_of, claim.owner)]
     positions = [*cancelled, *(run.position for run in chosen)]
@@ -158,9 +188,8 @@ async def _claim(connection: "Connection[Any]", claim: Claim, now: float) -> lis
     if claim.limits.starts_per_minute is not None:
         starts = [(now,) for run in chosen if run.attempt == 0 and run.position in locked]
         await connection.executemany(INSERT_START, starts)
-    rows = await connection.fetch(
-        TAKE, sorted(locked), claim.owner, now + claim.lease, claim.lease, claim.configuration_id
-    )
+    parameters = claim.owner, now + claim.lease, claim.lease, claim.configuration_id, is_locked
+    rows = await connection.fetch(TAKE, sorted(locked), *parameters)
     return [ClaimedRun(*taken) for _, *taken in sorted(rows, key=lambda row: row[0])]
 
 
