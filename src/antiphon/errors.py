@@ -45,15 +45,21 @@ class AntiphonError(Exception):
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     default_retry_after: ClassVar[float | None] = None
+    max_length: ClassVar[int] = 2500
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
     ) -> None:
+        message = self._shorten(message)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else self._shorten(param)
         self.code = code if code is not None else self.default_code
         self.retry_after = retry_after if retry_after is not None else self.default_retry_after
+
+    def _shorten(self, text: str) -> str:
+        """Cut out the middle of a text that repeats a long value of a client. The end may be the remedy."""
+        return text if len(text) <= self.max_length else f"{text[: self.max_length // 2]}…{text[-500:]}"
 
 
 class InvalidRequest(AntiphonError):
@@ -180,3 +186,4 @@ class StoreLost(StoreUnavailable):
 
 class ConfigError(AntiphonError):
     default_code = "config_error"
+    max_length = 100_000  # the operator gets all problems of the settings

@@ -1,7 +1,7 @@
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from antiphon.protocol.codec import (
 from antiphon.protocol.events import OutputItemAdded, OutputTextDelta
 from antiphon.protocol.hosted_events import AudioDone
 from antiphon.protocol.items import FunctionCall, Message
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.request import CreateRequest, Include, ServiceTier
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 
@@ -84,30 +84,78 @@ WRONG_TYPES = [
     ({"model": ["a"]}, "model", "Expected `str | null`, got `array`"),
 ]
 WRONG_VALUES = [
-    (user(role="bot"), "input[1].role", "Invalid enum value 'bot'"),
-    (user(status="done"), "input[1].status", "Invalid enum value 'done'"),
-    (user(phase="draft"), "input[1].phase", "Invalid enum value 'draft'"),
+    (
+        user(role="bot"),
+        "input[1].role",
+        "Invalid enum value 'bot'. Supported values are: 'user', 'assistant', 'system', 'developer'",
+    ),
+    (
+        user(status="done"),
+        "input[1].status",
+        "Invalid enum value 'done'. Supported values are: 'in_progress', 'completed', 'incomplete'",
+    ),
+    (
+        user(phase="draft"),
+        "input[1].phase",
+        "Invalid enum value 'draft'. Supported values are: 'commentary', 'final_answer'",
+    ),
     (
         user(content=[{"type": "input_image", "detail": "huge"}]),
         "input[1].content[0].detail",
-        "Invalid enum value 'huge'",
+        "Invalid enum value 'huge'. Supported values are: 'low', 'high', 'auto', 'original'",
     ),
     (tool(name=""), "tools[0].name", "Expected `str` of length >= 1"),
-    ({"tool_choice": "maybe"}, "tool_choice", "Invalid enum value 'maybe'"),
+    (
+        {"tool_choice": "maybe"},
+        "tool_choice",
+        "Invalid enum value 'maybe'. Supported values are: 'none', 'auto', 'required'",
+    ),
     (
         {"tool_choice": {"type": "allowed_tools", "tools": []}},
         "tool_choice.tools",
         "Expected `array` of length >= 1",
     ),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "Invalid value 'xml'"),
-    ({"text": {"verbosity": "loud"}}, "text.verbosity", "Invalid enum value 'loud'"),
-    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Invalid enum value 'huge'"),
-    ({"reasoning": {"summary": "long"}}, "reasoning.summary", "Invalid enum value 'long'"),
-    ({"include": ["x"]}, "include[0]", "Invalid enum value 'x'"),
-    ({"service_tier": "gold"}, "service_tier", "Invalid enum value 'gold'"),
-    ({"truncation": "some"}, "truncation", "Invalid enum value 'some'"),
-    ({"truncation": "a - at `$.input`"}, "truncation", "Invalid enum value 'a - at `$.input`'"),
-    ({"type": "response.cancel"}, "type", "Invalid enum value 'response.cancel'"),
+    (
+        {"text": {"format": {"type": "xml"}}},
+        "text.format.type",
+        "Invalid value 'xml'. Supported values are: 'text', 'json_object', 'json_schema'",
+    ),
+    (
+        {"text": {"verbosity": "loud"}},
+        "text.verbosity",
+        "Invalid enum value 'loud'. Supported values are: 'low', 'medium', 'high'",
+    ),
+    (
+        {"reasoning": {"effort": "huge"}},
+        "reasoning.effort",
+        "Invalid enum value 'huge'. Supported values are: 'none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'",
+    ),
+    (
+        {"reasoning": {"summary": "long"}},
+        "reasoning.summary",
+        "Invalid enum value 'long'. Supported values are: 'auto', 'concise', 'detailed'",
+    ),
+    (
+        {"include": ["x"]},
+        "include[0]",
+        f"Invalid enum value 'x'. Supported values are: {', '.join(map(repr, get_args(Include)))}",
+    ),
+    (
+        {"service_tier": "gold"},
+        "service_tier",
+        f"Invalid enum value 'gold'. Supported values are: {', '.join(map(repr, get_args(ServiceTier)))}",
+    ),
+    ({"truncation": "some"}, "truncation", "Invalid enum value 'some'. Supported values are: 'auto', 'disabled'"),
+    (
+        {"truncation": "a - at `$.input`"},
+        "truncation",
+        "Invalid enum value 'a - at `$.input`'. Supported values are: 'auto', 'disabled'",
+    ),
+    (
+        {"type": "response.cancel"},
+        "type",
+        "Invalid enum value 'response.cancel'. Supported values are: 'response.create'",
+    ),
     ({"temperature": 2.1}, "temperature", "Expected `float` <= 2.0"),
     ({"temperature": -0.1}, "temperature", "Expected `float` >= 0.0"),
     ({"top_p": 1.1}, "top_p", "Expected `float` <= 1.0"),

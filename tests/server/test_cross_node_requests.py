@@ -190,7 +190,7 @@ def test_response_of_another_project_is_unknown_on_every_node(nodes: list[LiveSe
     with closing(SseStream(nodes[0])) as stream:
         foreign = stream.read()["response"]["id"]
         unknown = "resp_" + "0" * (len(foreign) - 5)
-        for path in (foreign, unknown, "x" * 3000):
+        for path in (foreign, unknown, "x" * 2000):
             not_found = (404, make_not_found(path))
             assert call(second, "GET", path, BOB) == not_found
             assert call(second, "GET", f"{path}?stream=true", BOB) == not_found

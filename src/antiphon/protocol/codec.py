@@ -85,7 +85,7 @@ def make_decoder(kind: type[T]) -> Callable[[bytes], Decoded[T]]:
     decode_known = msgspec.json.Decoder(kind).decode
 
     def decode(body: bytes) -> Decoded[T]:
-        return Decoded(*_decode_leniently(decode_known, body))
+        return Decoded(*_decode_leniently(decode_known, body, kind))
 
     return decode
 
@@ -107,17 +107,17 @@ def decode_create_conversation(body: bytes) -> Decoded[CreateConversation]:
 
 def decode_header(body: bytes) -> MessageHeader:
     """Decode only the fields that identify a WebSocket message. Raise InvalidRequest if it is no JSON object."""
-    return _decode_leniently(_header.decode, body)[0]
+    return _decode_leniently(_header.decode, body, MessageHeader)[0]
 
 
 def decode_response(body: bytes) -> Response:
-    return _decode_leniently(_response.decode, body)[0]
+    return _decode_leniently(_response.decode, body, Response)[0]
 
 
 def decode_items(body: bytes) -> list[Item | Unknown]:
     """Decode an array of items for a model. Unknown fields are ignored."""
     try:
-        return _decode_leniently(ITEMS.decode_list, body)[0]
+        return _decode_leniently(ITEMS.decode_list, body, list)[0]
     except InvalidRequest:
         return [_ignore_unknown_fields(item) for item in decode_items_lossless(body)]
 
@@ -136,14 +136,14 @@ def decode_item_arrays(bodies: Sequence[bytes]) -> list[list[Item | Unknown]]:
 
 def _ignore_unknown_fields(item: Item | Unknown) -> Item | Unknown:
     try:
-        return _decode_leniently(ITEMS.decode, item.raw)[0] if isinstance(item, Unknown) else item
+        return _decode_leniently(ITEMS.decode, item.raw, ITEMS.known)[0] if isinstance(item, Unknown) else item
     except InvalidRequest:
         return item
 
 
 def decode_items_lossless(body: bytes) -> list[Item | Unknown]:
     """Decode an array of items without losing data. An item with unknown or missing fields becomes `Unknown`."""
-    return _decode_leniently(ITEMS.decode_list_lossless, body)[0]
+    return _decode_leniently(ITEMS.decode_list_lossless, body, list)[0]
 
 
 def decode_event(body: bytes) -> Event | Unknown:
@@ -164,13 +164,13 @@ def _find_lone_surrogate(body: bytes) -> str:
     return f"a string has half of a surrogate pair, {found['escape'].decode()}" if found else ""
 
 
-def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tuple[str, ...]]:
+def _decode_leniently(decode: Callable[[bytes], T], body: bytes, kind: Any) -> tuple[T, tuple[str, ...]]:
     try:
         _check_utf8(body)
         try:
             return decode(body), ()
         except ValidationError as error:
-            return _decode_known_fields(decode, body, error)
+            return _decode_known_fields(decode, body, kind, error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = _find_lone_surrogate(body) or str(error)
         raise InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
@@ -179,7 +179,7 @@ def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tup
 
 
 def _decode_known_fields(
-    decode: Callable[[bytes], T], body: bytes, error: ValidationError
+    decode: Callable[[bytes], T], body: bytes, kind: Any, error: ValidationError
 ) -> tuple[T, tuple[str, ...]]:
     """Decode a body without the unknown fields for which it was rejected. Raise InvalidRequest for any other error."""
     ignored: list[str] = []
@@ -196,7 +196,7 @@ def _decode_known_fields(
             return decode(body), tuple(ignored)
         except ValidationError as another:
             error = another
-    raise validation.parse_error(error).to_invalid_request() from None
+    raise validation.explain_error(error, kind, body).to_invalid_request() from None
 
 
 def _check_utf8(body: bytes) -> None:

@@ -180,13 +180,12 @@ class OpenUnion(Generic[T]):
 
     def _decode_by_tag(self, raw: Raw | bytes) -> T | Unknown:
         peek = _PEEK.decode(raw)
-        sent = peek.type if isinstance(peek.type, str) else None
-        tag = self.aliases.get(sent, sent) if sent is not None else self._infer_tag(peek)
+        tag = self._find_tag(peek)
         if tag is None:
             raise ValidationError("Object missing required field `type`")
         if tag not in self.members:
             return Unknown(bytes(raw))
-        if tag != sent and peek.type is not UNSET:
+        if tag != peek.type and peek.type is not UNSET:
             raw = _replace_tag(raw, tag)
         variant = self.variants.get(tag)
         if variant is not None and variant.matches(_FIELDS.decode(raw)):
@@ -196,7 +195,18 @@ class OpenUnion(Generic[T]):
             decode = self._decoders[tag] = _make_decoder(self.members[tag])
         return decode(raw)
 
-    def _infer_tag(self, peek: Peek) -> str | None:
+    def find_form(self, raw: Raw | bytes) -> type[Struct] | None:
+        """Return the struct that an object is decoded as, or None if its type is unknown."""
+        tag = self._find_tag(_PEEK.decode(raw)) or ""
+        variant = self.variants.get(tag)
+        if variant is not None and variant.matches(_FIELDS.decode(raw)):
+            return variant.form
+        return cast("type[Struct] | None", self.members.get(tag))
+
+    def _find_tag(self, peek: Peek) -> str | None:
+        """Return the tag of a member, also if the object has another one or none. None: the object needs one."""
+        if isinstance(peek.type, str):
+            return self.aliases.get(peek.type, peek.type)
         for field, tag in self.untagged.items():
             if getattr(peek, field) is not None:
                 return tag

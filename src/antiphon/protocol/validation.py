@@ -1,11 +1,13 @@
 """Parse msgspec's validation errors into param paths, and remove unknown fields from a body."""
 
 import re
+from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct, ValidationError
+from msgspec import Raw, Struct, ValidationError, structs
 
 from antiphon.errors import InvalidRequest, MissingParameter
+from antiphon.protocol.choices import find_choices
 
 Steps = list[str | int]
 
@@ -14,6 +16,7 @@ _PATH_MARKERS = (" - at ", " - at `key` in ")
 _PATH = re.compile(r"(?:\.\w+|\[(?:\d+|\.\.\.)\])*")
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
 _UNKNOWN_FIELD = "Object contains unknown field `"
+_INVALID_CHOICES = ("Invalid enum value ", "Invalid value ")
 _MISSING_FIELD = "Object missing required field `"
 # A message contains the invalid value, which may be as long as the body and may look like many paths.
 _MAX_LENGTH = 200
@@ -23,10 +26,11 @@ _MAX_FIELDS = 128
 
 
 class FieldError(Struct, frozen=True):
-    """A validation error: the path of the field, such as `input[0].role`, and the reason."""
+    """A validation error: the path of the field, such as `input[0].role`, the reason, and the allowed values."""
 
     path: str
     reason: str
+    choices: tuple[str, ...] = ()
 
     @property
     def unknown_field(self) -> str | None:
@@ -43,9 +47,12 @@ class FieldError(Struct, frozen=True):
             return MissingParameter(f"Missing required parameter: '{param}'.", param=param)
         reason = _shorten(self.reason)
         code = "invalid_type" if reason.startswith("Expected") and ", got" in reason else "invalid_value"
-        if not path:
-            return InvalidRequest(f"Invalid request body: {reason}.", code=code)
-        return InvalidRequest(f"Invalid value for '{path}': {reason}.", param=path, code=code)
+        where = f"Invalid value for '{path}'" if path else "Invalid request body"
+        return InvalidRequest(f"{where}: {reason}.{self._describe_choices()}", param=path or None, code=code)
+
+    def _describe_choices(self) -> str:
+        choices = ", ".join(f"'{choice}'" for choice in self.choices)
+        return f" Supported values are: {choices}." if choices else ""
 
 
 def parse_error(error: ValidationError) -> FieldError:
@@ -65,6 +72,14 @@ def parse_error(error: ValidationError) -> FieldError:
     return FieldError(path.removeprefix("."), message[:end])
 
 
+def explain_error(error: ValidationError, kind: Any, body: bytes) -> FieldError:
+    """Parse the error of decoding a body as `kind`, and find the allowed values if the error is about one of them."""
+    fault = parse_error(error)
+    if not fault.reason.startswith(_INVALID_CHOICES) or "[...]" in fault.path:
+        return fault
+    return structs.replace(fault, choices=find_choices(kind, body, _split_path(fault.path)))
+
+
 class TooManyFields(Exception):
     """An object has so many fields that the unknown ones cannot be removed one by one."""
 
@@ -76,7 +91,7 @@ def remove_field(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
     similar if they have the same path in other elements of the same arrays and the objects along the path have the same
     types: then they decode to the same structs. All other JSON is unchanged, byte for byte. Raises TooManyFields.
     """
-    steps: Steps = [int(index) if index else name for name, index in _STEP.findall(path)]
+    steps = _split_path(path)
     found: list[str] = []
     try:
         body = _Removal(_find_types(body, steps), field, found).apply(body, steps, "")
@@ -115,6 +130,10 @@ class _Removal:
         return msgspec.json.encode(
             [Raw(self.apply(bytes(element), steps, f"{at}[{index}]", depth)) for index, element in elements]
         )
+
+
+def _split_path(path: str) -> Steps:
+    return [int(index) if index else name for name, index in _STEP.findall(path)]
 
 
 def _find_types(raw: bytes | Raw, steps: Steps) -> list[bytes | None]:

@@ -116,10 +116,11 @@ def _read_fields(http_request: HttpRequest, fields: dict[str, str]) -> FileForm:
     nested = nest_fields(fields)
     known = FileForm.__struct_fields__
     http_request.warn_ignored(tuple(name[:100] for name in nested if name not in known))
+    given = {name: nested[name] for name in known if name in nested}
     try:
-        return msgspec.convert({name: nested[name] for name in known if name in nested}, FileForm, strict=False)
+        return msgspec.convert(given, FileForm, strict=False)
     except ValidationError as error:
-        raise validation.parse_error(error).to_invalid_request() from None
+        raise validation.explain_error(error, FileForm, msgspec.json.encode(given)).to_invalid_request() from None
 
 
 class UploadHandlers:

@@ -1,6 +1,6 @@
 """Query strings: the parameters of each operation, and their parsing."""
 
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -16,7 +16,6 @@ Q = TypeVar("Q", bound=Struct)
 _LISTS = frozenset({"include", "group_by", "project_ids", "api_key_ids", "user_ids", "models"})
 # Lists whose values can also be given in one parameter, with commas between them. Other values may have commas.
 _COMMA_LISTS = frozenset({"group_by"})
-_WRONG_CHOICE = "Invalid enum value "
 
 
 class NoQuery(Struct):
@@ -64,20 +63,9 @@ def read_query(http_request: HttpRequest, kind: type[Q]) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except ValidationError as error:
-        fault = validation.parse_error(error)
+        fault = validation.explain_error(error, kind, msgspec.json.encode(given))
         name, _, _ = fault.path.partition("[")
-        reason = fault.reason
-        if reason.startswith(_WRONG_CHOICE):
-            (field_type,) = (field.type for field in msgspec.structs.fields(kind) if field.name == name)
-            reason = f"{reason}, use {', '.join(_list_choices(field_type))}"
-        raise validation.FieldError(name, reason).to_invalid_request() from None
-
-
-def _list_choices(kind: Any) -> list[str]:
-    """Return the values of a Literal, also as the elements of a list or a part of a union."""
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    return [choice for part in get_args(kind) for choice in _list_choices(part)]
+        raise msgspec.structs.replace(fault, path=name).to_invalid_request() from None
 
 
 def _parse(query: bytes) -> dict[str, list[str]]:

@@ -141,7 +141,8 @@ def test_usage_is_grouped_by_every_documented_field(running: LiveServer, make_ad
 def test_refusal_of_a_choice_names_the_allowed_ones(send: Send, path: str, query: str, choices: str) -> None:
     answer = send("GET", f"/organization/{path}?start_time=5&{query}")
     name, _, value = query.partition("=")
-    message = f"Invalid value for '{name}': Invalid enum value '{value}', use {choices}."
+    supported = ", ".join(f"'{choice}'" for choice in choices.split(", "))
+    message = f"Invalid value for '{name}': Invalid enum value '{value}'. Supported values are: {supported}."
     assert (answer.status, answer.json["error"]["message"]) == (400, message)
 
 

@@ -240,6 +240,6 @@ def _convert(value: Any, kind: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        fault = validation.parse_error(error)
+        fault = validation.explain_error(error, kind, msgspec.json.encode(value))
         where = _join(path, fault.path) if fault.path else path
-        raise InvalidRequest(f"Invalid '{where}': {fault.reason}.", param=where, code="invalid_value") from None
+        raise msgspec.structs.replace(fault, path=where).to_invalid_request() from None

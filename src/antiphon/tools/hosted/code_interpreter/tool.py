@@ -270,9 +270,9 @@ def _decode_options(container: JsonObject, param: str) -> AutoContainer:
     try:
         return msgspec.convert(container, AutoContainer)
     except msgspec.ValidationError as error:
-        fault = validation.parse_error(error)
+        fault = validation.explain_error(error, AutoContainer, msgspec.json.encode(container))
         path = ".".join(part for part in (param, fault.path) if part)
-        raise validation.FieldError(path, fault.reason).to_invalid_request() from None
+        raise msgspec.structs.replace(fault, path=path).to_invalid_request() from None
 
 
 def _list_input_files(context: HostedContext) -> Iterator[str]:
