@@ -100,6 +100,24 @@ def test_invalid_http_gets_the_standard_error_body(server: Any, garbage: bytes) 
         assert client.recv(1) == b""
 
 
+@pytest.mark.parametrize("value", [b"200-ok", b"100-continue, other", b""])
+def test_unknown_expectation_is_refused(server: Any, value: bytes) -> None:
+    with server.connect() as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nExpect: " + value + b"\r\n\r\n")
+        assert read_response(client) == (
+            417,
+            {
+                "error": {
+                    "message": "The Expect header must be 100-continue.",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "invalid_http",
+                }
+            },
+        )
+        assert client.recv(1) == b""
+
+
 def test_garbage_after_a_response_gets_its_own_error(server: Any) -> None:
     with server.connect() as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")

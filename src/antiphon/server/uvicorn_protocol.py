@@ -261,6 +261,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._transfer_encoding = value if self._transfer_encoding is None else b","
         elif value.lower() == b"100-continue":
             self.expect_100_continue = True
+        else:
+            self._reject(417, "The Expect header must be 100-continue.")
 
     def on_headers_complete(self) -> None:
         parser = self.parser
