@@ -27,6 +27,12 @@ _MEGABYTE = 1024 * 1024
 # The part of the memory limit that a process may hold between two jobs.
 _MAX_RETAINED = 0.5
 _ERROR_BYTES = 400
+# Longer tokens are not used to split a text. A trial does not reach the rest of a long text: it is split into bytes.
+_MAX_TOKEN_BYTES = 16
+_MAX_SPLIT_BYTES = _STEPS * _MAX_TOKEN_BYTES
+# The part of an error of llguidance about the text that must follow.
+_FORCED_TEXT = b"ff_tokens"
+_TOO_MUCH_TEXT = "the text that it requires is too long."
 # Nested grammars need stack space, and a thread of the server may have this little.
 _STACK_BYTES = 512 * 1024
 
@@ -99,6 +105,44 @@ class _TokenizerInit(ctypes.Structure):
     )
 
 
+# size_t (user_data, bytes, length, tokens, room): writes at most `room` tokens, and returns the number of all.
+_Tokenize = ctypes.CFUNCTYPE(
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_uint8),
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint32),
+    ctypes.c_size_t,
+)
+
+
+class _LongestMatch:
+    """Splits a text into the longest tokens. Only with such a function, llguidance computes the text that must follow.
+
+    The embedded model has one, too: a grammar that requires a very long text fails only there.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._ids = {token: index for index, token in enumerate(vocabulary.tokens) if len(token) <= _MAX_TOKEN_BYTES}
+        self._bytes = [self._ids.get(bytes((byte,)), 0) for byte in range(256)]
+
+    def split(self, text: bytes) -> list[int]:
+        tokens: list[int] = []
+        start = 0
+        while start < min(len(text), _MAX_SPLIT_BYTES):
+            sizes = range(min(_MAX_TOKEN_BYTES, len(text) - start), 1, -1)
+            size = next((size for size in sizes if text[start : start + size] in self._ids), 1)
+            tokens.append(self._ids[text[start : start + size]] if size > 1 else self._bytes[text[start]])
+            start += size
+        return tokens + [self._bytes[byte] for byte in text[start:]]
+
+    def call(self, _: Any, text: Any, length: int, tokens: Any, room: int) -> int:
+        found = self.split(ctypes.string_at(text, length))
+        for index, token in enumerate(found[:room]):
+            tokens[index] = token
+        return len(found)
+
+
 class NativeCompiler:
     """The copy of llguidance in xllamacpp, which compiles the grammars of the embedded model.
 
@@ -122,7 +166,9 @@ class NativeCompiler:
         self._is_stopped.restype = ctypes.c_bool
         self._end: int = vocabulary.end
         self._init = ctypes.create_string_buffer(1024)
-        library.llg_constraint_init_set_defaults(self._init, ctypes.c_void_p(_make_tokenizer(library, vocabulary)))
+        self._tokenize = _Tokenize(_LongestMatch(vocabulary).call)  # the library holds no reference
+        tokenizer = _make_tokenizer(library, vocabulary, self._tokenize)
+        library.llg_constraint_init_set_defaults(self._init, ctypes.c_void_p(tokenizer))
         # The log level of stderr follows the tokenizer and the level of the log buffer.
         ctypes.memset(ctypes.addressof(self._init) + 8, 0, 8)
         self._check()
@@ -137,8 +183,11 @@ class NativeCompiler:
             for _ in range(_STEPS):
                 mask = ctypes.string_at(self._get_mask(matcher), self._get_mask_size(matcher))
                 token = choose_token(mask, self._end, chance)
-                if token is None or self._consume(matcher, ctypes.c_uint32(token)):
+                if token is None:
                     break
+                if self._consume(matcher, ctypes.c_uint32(token)):
+                    error = self._get_error(matcher)
+                    return _TOO_MUCH_TEXT if error and _FORCED_TEXT in ctypes.string_at(error) else None
                 if self._is_stopped(matcher) or self._compute_mask(matcher):
                     break
             return None
@@ -159,14 +208,14 @@ def _find_library() -> str:
     raise OSError("xllamacpp is not installed")
 
 
-def _make_tokenizer(library: ctypes.CDLL, vocabulary: Vocabulary) -> int:
+def _make_tokenizer(library: ctypes.CDLL, vocabulary: Vocabulary, tokenize: Any) -> int:
     lengths = (ctypes.c_uint32 * len(vocabulary.tokens))(*map(len, vocabulary.tokens))
     init = _TokenizerInit(
         vocab_size=len(vocabulary.tokens),
         tok_eos=vocabulary.end,
         token_lens=lengths,
         token_bytes=b"".join(vocabulary.tokens),
-        use_approximate_greedy_tokenize_fn=True,
+        tokenize_fn=ctypes.cast(tokenize, ctypes.c_void_p).value,
     )
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     tokenizer: Any = library.llg_new_tokenizer(ctypes.byref(init), error, ctypes.c_size_t(_ERROR_BYTES))

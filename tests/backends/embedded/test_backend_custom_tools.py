@@ -151,6 +151,8 @@ async def test_model_answers_or_calls_with_auto_choice(backend: EmbeddedBackend)
         ("lark", 'start: "a" }\nmore: %lark {\n'),
         ("lark", "no grammar at all"),
         ("lark", ""),
+        ("lark", 'start: b~1000\nb: c~1000\nc: d~1000\nd: "a"~1000'),
+        ("lark", 'start: ("x" | "y") b~100\nb: c~100\nc: d~100\nd: "a"~100'),
     ],
 )
 async def test_invalid_grammar_is_rejected_with_param_path(

@@ -175,6 +175,10 @@ class EmbeddedBackend:
             )
 
         await _check_grammar(grammar, rules, find_fault)
+        # The steps of the trial above are random: they may lead into another tool, or into an answer.
+        for path, lark in rules.grammars.items():
+            if fault := await find_fault(build_input_grammar(lark)):
+                raise _make_grammar_error(f"this grammar: {fault}", path, code="unsupported_grammar")
 
     async def _probe_grammar(self, grammar: str, rules: OutputRules) -> None:
         """Raise InvalidRequest if the model ignores the grammar, because it does not compile here."""
