@@ -299,6 +299,14 @@ async def test_limits_hold_over_two_processes(stores: list[Store]) -> None:
     assert first.limiter.refusals == {"concurrent": 1}
 
 
+async def test_process_without_requests_has_the_counts_of_others(stores: list[Store]) -> None:
+    first, second = (Node(store, UsageLimits(requests_per_minute=2)) for store in stores)
+    assert [first.is_admitted(), first.is_admitted()] == [True, True]
+    for node in (first, second):
+        await node.sync.exchange()
+    assert second.is_admitted() is False
+
+
 async def test_budget_holds_over_two_processes(stores: list[Store]) -> None:
     first, second = (Node(store, UsageLimits(tokens_per_month=100)) for store in stores)
     for node, tokens in ((first, 60), (second, 39)):

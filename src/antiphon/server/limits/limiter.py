@@ -131,6 +131,7 @@ class Limiter:
         self._monotonic = monotonic
         self._subjects: dict[str, Subject] = {}
         self._by_request: dict[tuple[str, str], tuple[Subject, ...]]
+        self._shared: dict[str, Shared] = {}
         self._spending: dict[str, tuple[int, float]] = {}
         self._month = find_month(now())
         self.refusals: Counter[str] = Counter()
@@ -146,11 +147,6 @@ class Limiter:
         self._settings = settings
         self._by_request = {}
         self.has_budgets = any(limits.has_budget for limits in _list_limits(settings))
-
-    @property
-    def has_shared(self) -> bool:
-        """True if other processes have counts for a subject of this one."""
-        return any(subject.shared != _NO_SHARED for subject in self._subjects.values())
 
     def admit(self, project: str, key_id: str) -> Permit:
         """Count a request and return its permit. Raises RateLimited."""
@@ -190,6 +186,7 @@ class Limiter:
 
     def set_shared(self, shared: dict[str, Shared]) -> None:
         """Set the counts of all other processes, by the id of the subject."""
+        self._shared = shared
         for subject in self._subjects.values():
             subject.shared = shared.get(subject.id, _NO_SHARED)
 
@@ -248,6 +245,7 @@ class Limiter:
         subject = self._subjects.get(subject_id)
         if subject is None:
             subject = self._subjects[subject_id] = Subject(subject_id, label, table, limits)
+            subject.shared = self._shared.get(subject_id, _NO_SHARED)
             self._apply_spending(subject, 0, 0.0)
         subject.table, subject.limits = table, limits
         return subject

@@ -55,8 +55,8 @@ class LimitSync:
             changes = self._limiter.list_changes()
             if changes:
                 await self._store.report_limit_counts(self._node, changes)
-            if changes or self._limiter.has_shared:
-                self._limiter.set_shared(add_counts(await self._store.list_limit_counts(self._node)))
+            # Also without counts of its own: the next request may be one of a key that others have counts for.
+            self._limiter.set_shared(add_counts(await self._store.list_limit_counts(self._node)))
             if self._limiter.has_budgets and time.monotonic() >= self._budgets_at:
                 await self.read_budgets()
         except AntiphonError as error:  # the store logs its failures
