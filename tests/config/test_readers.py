@@ -69,7 +69,11 @@ def test_variables_of_a_service_with_a_longer_name_are_ignored() -> None:
     [
         ("ANTIPHON_PORT", "tcp:8484", "ANTIPHON_PORT: Expected `int`, got `str`."),
         ("ANTIPHON_PORT", "99999", "ANTIPHON_PORT: Expected `int` <= 65535."),
-        ("ANTIPHON_STATELESS", "tcp://10.0.0.1:1", "ANTIPHON_STATELESS: Expected `bool`, got `str`."),
+        (
+            "ANTIPHON_STATELESS",
+            "tcp://10.0.0.1:1",
+            "ANTIPHON_STATELESS: 'tcp://10.0.0.1:1' is not one of true, false, 1, 0.",
+        ),
     ],
 )
 def test_other_wrong_values_of_variables_are_errors(variable: str, value: str, message: str) -> None:

@@ -90,6 +90,8 @@ def convert(value: Any, kind: Any, *, origin: str, strict: bool = True) -> Any:
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
+        if kind is bool and not strict:
+            raise ConfigError(f"{origin}: {value!r} is not one of true, false, 1, 0.") from None
         raise ConfigError(describe_error(error, origin=origin)) from None
 
 
