@@ -185,6 +185,11 @@ async def check_nodes(settings: Settings) -> list[Finding]:
     url = settings.store_listen_url or settings.store
     started = time.monotonic()
     answers = await ask_processes(url, SETTINGS_QUESTION, seconds=_PROBE_SECONDS)
+    if answers is None:
+        text = (
+            "the URL leads to a connection pooler, which does not support LISTEN: other nodes are noticed with a delay"
+        )
+        return [warning("nodes", text, "Set store_listen_url to the URL of the PostgreSQL server.")]
     seconds = time.monotonic() - started
     nodes = decode_nodes(answers)
     if not nodes:

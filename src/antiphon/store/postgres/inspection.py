@@ -28,10 +28,10 @@ SELECT coalesce(has_table_privilege(to_regclass('api_keys'), 'SELECT'), false)
 """
 
 
-async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes]:
+async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes] | None:
     """Return the answers of the servers with this database to a question. No tables are created.
 
-    Raises ConfigError if it cannot be reached.
+    None if the URL leads to a pooler, which does not support LISTEN. Raises ConfigError if it cannot be reached.
     """
     address = ServerAddress(url)
     connector = PostgresConnector(address)
@@ -39,6 +39,8 @@ async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes]:
     try:
         connection = await connector.connect()
         pool.add(connection)
+        if connector.is_pooled:
+            return None
         schema = await connection.fetchval("SELECT current_schema()")
         notifications = Notifications(connector, pool, channel=make_channel(schema))
         link = PostgresPeerLink(notifications, pool, seconds=seconds)
