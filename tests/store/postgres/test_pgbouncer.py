@@ -103,7 +103,7 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
         await store.close()
 
 
-async def test_other_processes_are_not_asked_through_a_pooler(pooled_url: str) -> None:
+async def test_other_processes_cannot_be_reached_through_a_pooler(pooled_url: str) -> None:
     from antiphon.store.postgres.inspection import ask_processes
 
     assert await ask_processes(pooled_url, "settings", seconds=1) is None
