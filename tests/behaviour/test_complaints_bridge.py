@@ -1,4 +1,4 @@
-"""Complaints about servers that translate to Chat Completions: C42, D43 to D52, E53, E54, E58, G67 to G69.
+"""Complaints about servers that translate to Chat Completions: C42, D43 to D52, E53, E54, E58, G67 to G69, J80.
 
 The upstream is a server on a loopback socket.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
-from behaviour.upstreams import bridge, recorded, streamed
+from behaviour.upstreams import KINDS, ask_through, bridge, recorded, streamed
 from behaviour.wire import Json, of_type, say
 from support.live_server import LiveServer, make_settings
 from support.upstream_server import RESET, STALL, Reply, json_of, serve, stream_of
@@ -349,3 +349,22 @@ async def test_pain_g_69_truncated_upstream_stream_fails(ending: Any) -> None:
     async with bridge(stream_of(WORD, *ending)) as it:
         failed = (await it.stream("hi"))[-1]
     assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "upstream_error")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_pain_j_80_repeated_history_is_the_same_prompt(kind: str) -> None:
+    """BerriAI/litellm#35127. An upstream caches the beginning of a prompt, so no id in it may be new."""
+    history = [
+        say("user", "hi"),
+        {"type": "acme_note", "text": "x"},
+        {"type": "function_call_output", "name": "event", "output": "y"},
+        call("call_a"),
+        output("call_a", "z"),
+        say("user", "go on"),
+    ]
+    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
+    if kind != "responses":  # this API needs the id
+        history[4:4] = [search, search]
+    sent = [await ask_through(kind, history, store=False) for _ in range(2)]
+    assert [answer.status for answer, _ in sent] == [200, 200]
+    assert sent[0][1] == sent[1][1]

@@ -165,6 +165,39 @@ def test_pain_c_40_codex_request_is_accepted(watch: Watch) -> None:
     assert response["status"] == "completed"
 
 
+HOSTED_CALLS = {
+    "web_search_call": {"action": {"type": "search", "query": "q"}},
+    "image_generation_call": {"result": "aGk="},
+    "file_search_call": {"queries": ["q"]},
+    "code_interpreter_call": {"code": "1", "container_id": "cntr_1"},
+    "mcp_call": {"name": "f", "server_label": "s", "arguments": "{}"},
+    "mcp_list_tools": {"server_label": "s", "tools": []},
+    "computer_call": {"call_id": "call_1", "action": {"type": "screenshot"}, "pending_safety_checks": []},
+    "local_shell_call": {"call_id": "call_1", "action": {"type": "exec", "command": ["ls"], "env": None}},
+}
+HOSTED_OUTPUTS: dict[str, Json] = {
+    "computer_call": {"call_id": "call_1", "output": {"type": "computer_screenshot", "file_id": "file_1"}},
+    "local_shell_call": {"id": "call_1", "output": "a.txt"},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTED_CALLS)
+def test_pain_c_40_call_without_an_id_is_accepted(watch: Watch, kind: str) -> None:
+    """Codex omits the ids of web searches and of local shell calls. openai/codex, codex-rs/protocol/src/models.rs"""
+    history = [say("user", "hi"), HOSTED_CALLS[kind] | {"type": kind}]
+    if kind in HOSTED_OUTPUTS:
+        history.append(HOSTED_OUTPUTS[kind] | {"type": f"{kind}_output"})
+    server = watch({"text": "Done."})
+    response = ask(server, [*history, say("user", "go on")])
+    assert response["status"] == "completed"
+    listed = server.ask("GET", f"/v1/responses/{response['id']}/input_items?order=asc").json["data"]
+    kinds = [item.get("type", "message") for item in history]
+    assert [item["type"] for item in listed] == [*kinds, "message"]
+    ids = {item["id"] for item in listed}
+    assert "" not in ids
+    assert len(ids) == len(listed)
+
+
 def test_pain_c_41_unsupported_tool_can_be_dropped(watch: Watch) -> None:
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     assert refuse(watch(), {"tools": [EXEC, search]}) == (400, "tools[1]", "unsupported_tool")

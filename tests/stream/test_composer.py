@@ -170,7 +170,7 @@ def test_call_without_id_gets_generated_id() -> None:
 
 
 def test_call_ids_are_unique_in_response() -> None:
-    shell = LocalShellCall("", "c", LocalShellAction(["ls"], {}), "completed")
+    shell = LocalShellCall("c", LocalShellAction(["ls"], {}), "", "completed")
     opened, closed = (Unknown(b'{"type":"acme_call","id":"up","call_id":"c","status":"%b"}' % s) for s in (b"a", b"b"))
     response = compose_response(
         d.ToolCall(0, "{}", "f", "c"),
@@ -210,7 +210,7 @@ def test_whole_item_is_added_and_done() -> None:
 
 def test_whole_item_gets_missing_ids() -> None:
     (item,) = compose_response(
-        d.WholeItem(LocalShellCall("", "", LocalShellAction(["ls"], {}), "completed")), d.Finish()
+        d.WholeItem(LocalShellCall("", LocalShellAction(["ls"], {}), "", "completed")), d.Finish()
     ).output
     assert isinstance(item, LocalShellCall)
     assert (item.id, item.call_id) == ("lsh_1", "call_1")

@@ -66,14 +66,14 @@ def test_unclosed_passthrough_item_is_incomplete(item: Any, left: Any) -> None:
     ("opened", "event", "left"),
     [
         (
-            McpCall("", "", "add", "s", status="in_progress"),
+            McpCall("", "add", "s", status="in_progress"),
             "mcp_call_arguments",
-            McpCall("mcp_1", '{"a": 1', "add", "s", status="incomplete"),
+            McpCall('{"a": 1', "add", "s", "mcp_1", status="incomplete"),
         ),
         (
-            CodeInterpreterCall("", "cntr_1", "in_progress", ""),
+            CodeInterpreterCall("cntr_1", "", "in_progress", ""),
             "code_interpreter_call_code",
-            CodeInterpreterCall("mcp_1", "cntr_1", "incomplete", '{"a": 1'),
+            CodeInterpreterCall("cntr_1", "mcp_1", "incomplete", '{"a": 1'),
         ),
     ],
 )

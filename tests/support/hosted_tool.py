@@ -117,7 +117,7 @@ class _Call(HostedCall):
     ) -> FileSearchCall | Unknown:
         if self._tool.kind == "file_search":
             results = [FileSearchResult(file_id="file-1", filename="a.txt", text=text, score=0.5) for text in texts]
-            return FileSearchCall("", queries, status, results or None)
+            return FileSearchCall(queries, "", status, results or None)
         fields = {"type": "record_call", "id": "", "status": status, "queries": queries, "texts": list(texts)}
         return Unknown(json.dumps(fields).encode())
 

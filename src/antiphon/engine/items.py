@@ -12,16 +12,25 @@ from antiphon.protocol.content import InputText, OutputText, extract_text
 from antiphon.protocol.hosted import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
+    CodeInterpreterCall,
     ComputerCall,
     ComputerCallOutput,
+    FileSearchCall,
+    ImageGenerationCall,
     LocalShellCall,
     LocalShellCallOutput,
+    McpCall,
+    McpListTools,
+    Program,
+    ProgramOutput,
     ShellCall,
     ShellCallOutput,
     ToolSearchCall,
     ToolSearchOutput,
+    WebSearchCall,
 )
 from antiphon.protocol.items import (
+    UNKNOWN_ID_PREFIX,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -54,7 +63,17 @@ _ID_PREFIXES: dict[type, str] = {
     FunctionCallOutput: "fco",
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
+    CodeInterpreterCall: "ci",
+    ComputerCall: "cu",
+    FileSearchCall: "fs",
+    ImageGenerationCall: "ig",
+    LocalShellCall: "lsh",
     LocalShellCallOutput: "lsho",
+    McpCall: "mcp",
+    McpListTools: "mcpl",
+    Program: "cm",
+    ProgramOutput: "cmo",
+    WebSearchCall: "ws",
     Reasoning: "rs",
     Compaction: "cmp",
 }
@@ -157,7 +176,7 @@ def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:
     fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
     if bytes(fields.get("id", b"null")) not in (b"null", b'""'):
         return item
-    fields["id"] = msgspec.Raw(msgspec.json.encode(mint.new_id("item")))
+    fields["id"] = msgspec.Raw(msgspec.json.encode(mint.new_id(UNKNOWN_ID_PREFIX)))
     return Unknown(msgspec.json.encode(fields))
 
 

@@ -1,7 +1,8 @@
 """Items of hosted tools: search, computer, shell, patches, code, images, MCP, programs.
 
 `caller` and a few inner objects differ between API versions and are not interpreted: they are plain JSON objects.
-OpenAI accepts calls without a `status` as input, and clients send them so.
+OpenAI accepts calls without a `status` or an `id` as input, and clients send them so: Codex omits the ids of searches
+and of local shell calls. Items that the server creates have an empty id until they get their own.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -28,14 +29,14 @@ class FileSearchResult(Wire):
 
 
 class FileSearchCall(Tagged, tag="file_search_call"):
-    id: str
     queries: list[str]
+    id: str = always("")
     status: HostedStatus | None = None
     results: list[FileSearchResult] | None = always(None)
 
 
 class WebSearchCall(Tagged, tag="web_search_call"):
-    id: str
+    id: str = always("")
     action: JsonObject | None = None
     status: HostedStatus | None = None
     results: list[JsonObject] | None = None
@@ -48,9 +49,9 @@ class SafetyCheck(Wire):
 
 
 class ComputerCall(Tagged, tag="computer_call"):
-    id: str
     call_id: str
     pending_safety_checks: list[SafetyCheck]
+    id: str = always("")
     status: ItemStatus | None = None
     action: JsonObject | None = None
     actions: list[JsonObject] | None = None
@@ -66,15 +67,15 @@ class ComputerCallOutput(Tagged, tag="computer_call_output"):
 
 
 class CodeInterpreterCall(Tagged, tag="code_interpreter_call"):
-    id: str
     container_id: str
+    id: str = always("")
     status: HostedStatus | None = None
     code: str | None = always(None)
     outputs: list[JsonObject] | None = always(None)
 
 
 class ImageGenerationCall(Tagged, tag="image_generation_call"):
-    id: str
+    id: str = always("")
     status: HostedStatus | None = None
     result: str | None = always(None)
     action: str | None = None
@@ -89,17 +90,20 @@ class ImageGenerationCall(Tagged, tag="image_generation_call"):
 
 class LocalShellAction(Wire):
     command: list[str]
-    env: dict[str, str]
+    env: dict[str, str] | None = always(None)  # never None afterwards
     type: Literal["exec"] = always("exec")
     timeout_ms: int | None = None
     user: str | None = None
     working_directory: str | None = None
 
+    def __post_init__(self) -> None:
+        self.env = self.env or {}
+
 
 class LocalShellCall(Tagged, tag="local_shell_call"):
-    id: str
     call_id: str
     action: LocalShellAction
+    id: str = always("")
     status: ItemStatus | None = None
 
 
@@ -193,9 +197,9 @@ class McpToolInfo(Wire):
 
 
 class McpListTools(Tagged, tag="mcp_list_tools"):
-    id: str
     server_label: str
     tools: list[McpToolInfo]
+    id: str = always("")
     error: Any = None
 
 
@@ -214,10 +218,10 @@ class McpApprovalResponse(Tagged, tag="mcp_approval_response"):
 
 
 class McpCall(Tagged, tag="mcp_call"):
-    id: str
     arguments: str
     name: str
     server_label: str
+    id: str = always("")
     approval_request_id: str | None = None
     error: Any = always(None)
     output: str | None = always(None)
@@ -255,14 +259,14 @@ class AdditionalTools(Tagged, tag="additional_tools"):
 
 
 class Program(Tagged, tag="program"):
-    id: str
     call_id: str
     code: str
     fingerprint: str
+    id: str = always("")
 
 
 class ProgramOutput(Tagged, tag="program_output"):
-    id: str
     call_id: str
     result: str
+    id: str = always("")
     status: ItemStatus | None = None

@@ -177,3 +177,16 @@ if TYPE_CHECKING:
     Items: TypeAlias = list[Item | Unknown]
 else:
     Items = union_field(lambda: ITEMS, many=True)
+
+
+UNKNOWN_ID_PREFIX = "item"
+"""Prefix of the ids that this server gives to items of unknown types. Such items keep the ids of clients."""
+
+
+def remove_own_id(item: Unknown) -> Unknown:
+    """Return an item of an unknown type as its client sent it: without the id that this server has added."""
+    if not (item.id or "").startswith(f"{UNKNOWN_ID_PREFIX}_"):
+        return item
+    fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
+    del fields["id"]
+    return Unknown(msgspec.json.encode(fields))

@@ -244,7 +244,7 @@ def test_long_call_ids_are_shortened_in_calls_and_outputs() -> None:
 
 
 def test_long_call_id_of_a_shell_output_matches_its_call() -> None:
-    shell = LocalShellCall("lsh_1", "c" * 65, LocalShellAction(["ls"], {}), "completed")
+    shell = LocalShellCall("c" * 65, LocalShellAction(["ls"], {}), "lsh_1", "completed")
     call, output = write(make_turn(shell, LocalShellCallOutput("lsho_1", "x", None, "c" * 65)))["input"]
     assert output == {"type": "local_shell_call_output", "id": call["call_id"], "output": "x"}
     assert len(call["call_id"]) <= 64

@@ -22,7 +22,7 @@ from antiphon.protocol.items import (
 from antiphon.protocol.unions import Unknown
 
 CALL = FunctionCall("call_1", "f", "{}")
-LOCAL = LocalShellCall("lsh_1", "call_l", LocalShellAction(["ls"], {}), "completed")
+LOCAL = LocalShellCall("call_l", LocalShellAction(["ls"], {}), "lsh_1", "completed")
 OUTPUT = FunctionCallOutput("done", "call_1")
 CUT = FunctionCall("call_1", "f", '{"x', status="incomplete")
 

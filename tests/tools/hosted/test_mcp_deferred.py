@@ -40,8 +40,8 @@ async def test_resumed_response_takes_its_list_from_the_earlier_attempt() -> Non
         context = msgspec.structs.replace(make_context([entry]), resumed=True)
         assert context.request.tools is not None
         session = await tool.open(context.request.tools[0], context)
-        session.observe(McpListTools("mcpl_1", "s", [], error={"type": "http_error", "code": 500, "message": "x"}))
-        session.observe(McpListTools("mcpl_2", "s", [McpToolInfo("add", {"type": "object"})]))
+        session.observe(McpListTools("s", [], "mcpl_1", error={"type": "http_error", "code": 500, "message": "x"}))
+        session.observe(McpListTools("s", [McpToolInfo("add", {"type": "object"})], "mcpl_2"))
         await tool.close()
     assert [function.name for function in session.functions] == ["add"]
     assert (session.instructions, server.headers) == ("The tools of the MCP server 's': Sums.", [])

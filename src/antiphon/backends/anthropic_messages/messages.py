@@ -142,7 +142,8 @@ class MessagesBuilder:
         if calls:
             self._insert_result(*calls.pop(0), write_parts(output.output, path))
         else:
-            self._append("user", write_json(output))
+            # Without the id, which may be new in every request: the upstream caches the beginning of the prompt.
+            self._append("user", write_json(msgspec.structs.replace(output, id=None)))
 
     def _insert_result(self, call_id: str, call_index: int, blocks: list[Block]) -> None:
         """Insert a result into the message after its call's, behind the results that are already there."""

@@ -21,7 +21,15 @@ from antiphon.backends.responses.contract import (
 )
 from antiphon.protocol import codec, hosted
 from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, extract_text
-from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
+from antiphon.protocol.items import (
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    remove_own_id,
+)
 from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.fields import normalize_arguments
@@ -285,7 +293,7 @@ def _write_item(
         return Message(item.role, content, item.id if include_ids else None, phase=item.phase)
     match item:
         case Unknown():
-            return item
+            return item if include_ids else remove_own_id(item)
         case FunctionCall():
             item = msgspec.structs.replace(item, arguments=normalize_arguments(item.arguments))
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):

@@ -53,8 +53,8 @@ CLIPPED: list[Any] = [
     hosted.ShellCallOutput("c", [hosted.ShellOutput(LONG, LONG, {"type": "exit", "exit_code": 0})]),
     hosted.LocalShellCallOutput("c", LONG),
     hosted.ApplyPatchCallOutput("c", "completed", output=LONG),
-    hosted.McpCall("m", "{}", "f", "acme", output=LONG),
-    hosted.ProgramOutput("p", "c", LONG, "completed"),
+    hosted.McpCall("{}", "f", "acme", "m", output=LONG),
+    hosted.ProgramOutput("c", LONG, "p", "completed"),
     hosted.ImageGenerationCall("i", "completed", result=LONG),
 ]
 
@@ -78,7 +78,7 @@ def test_clipped_arguments_are_a_json_object() -> None:
     "item",
     [
         Reasoning(id="rs_1", encrypted_content=LONG),
-        hosted.ComputerCall("cu", "c", [], "completed", {"type": "type", "text": LONG}),
+        hosted.ComputerCall("c", [], "cu", "completed", {"type": "type", "text": LONG}),
         hosted.ComputerCallOutput("c", ComputerScreenshot(image_url="data:,")),
     ],
     ids=lambda item: item.type,

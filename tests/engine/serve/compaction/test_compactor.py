@@ -182,7 +182,7 @@ async def test_instructions_that_fill_the_window_are_refused() -> None:
         await compact(CountingBackend(WINDOW), turn)
 
 
-CLICK = ComputerCall("cu", "s", [], "completed", actions=[{"type": "screenshot"}])
+CLICK = ComputerCall("s", [], "cu", "completed", actions=[{"type": "screenshot"}])
 SCREENSHOT = ComputerCallOutput("s", ComputerScreenshot(image_url="data:," + "x" * 150 * WINDOW))
 HOSTILE: dict[str, list[Item | Unknown]] = {
     "an output of fifty windows": [user("task"), call("c"), output("c", "steel " * 50 * WINDOW)],

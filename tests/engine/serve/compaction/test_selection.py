@@ -45,7 +45,7 @@ def test_reused_call_id_starts_a_new_step() -> None:
 def test_pairs_of_all_types_stay_together() -> None:
     action = hosted.LocalShellAction(["ls"], {})
     items: list[Item | Unknown] = [
-        hosted.LocalShellCall("lsc_1", "call_1", action, "completed"),
+        hosted.LocalShellCall("call_1", action, "lsc_1", "completed"),
         hosted.LocalShellCallOutput("call_1", "a.txt"),
         hosted.McpApprovalRequest("mcpr_1", "{}", "look", "acme"),
         hosted.McpApprovalResponse("mcpr_1", True),
@@ -128,7 +128,7 @@ def test_splitting_loses_nothing_and_separates_no_pair(drawn: list[str]) -> None
 LARGE = SizeLimits(100_000, 100_000)
 SMALL = SizeLimits(4_000, 4_000)
 
-CLICK = ComputerCall("cu", "s", [], "completed", actions=[{"type": "screenshot"}])
+CLICK = ComputerCall("s", [], "cu", "completed", actions=[{"type": "screenshot"}])
 SCREENSHOT = ComputerCallOutput("s", ComputerScreenshot(image_url="data:,x"))
 NO_SCREENSHOT = Message(
     "user",

@@ -52,7 +52,7 @@ class NotesSession(HostedSession):
 
 class NotesCall(HostedCall):
     def __init__(self, label: str, name: str, key: str) -> None:
-        self._item = McpCall("", "{}", name, label, output=f"{name} done", status="completed")
+        self._item = McpCall("{}", name, label, output=f"{name} done", status="completed")
         self._key = key
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:

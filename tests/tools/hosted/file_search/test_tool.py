@@ -68,21 +68,21 @@ async def test_call_opens_its_item_searches_and_closes_it() -> None:
         ranking_options=RankingOptions({"embedding_weight": 1, "text_weight": 0}, "auto", 0.25),
     )
     opened, *events, closed = await run_call(tool, stores, '{"queries": ["one", "two"]}')
-    assert opened == OpenItem("k", FileSearchCall("", [], "in_progress"), "fs")
+    assert opened == OpenItem("k", FileSearchCall([], "", "in_progress"), "fs")
     assert [msgspec.json.decode(event.event.raw)["type"] for event in events if isinstance(event, ItemPassthrough)] == [
         "response.file_search_call.in_progress",
         "response.file_search_call.searching",
         "response.file_search_call.completed",
     ]
     result = FileSearchResult({"k": 1}, "file-a", "a.txt", 0.5124, "A.")
-    assert closed == CloseItem("k", FileSearchCall("", ["one", "two"], "completed", [result]))
+    assert closed == CloseItem("k", FileSearchCall(["one", "two"], "", "completed", [result]))
     options = {"limit": 3, "condition": Comparison("eq", "k", 1), "threshold": 0.25, "weights": (1.0, 0.0)}
     assert stores.searched == [("p", ["vs_a", "vs_b"], ["one", "two"], options)]
 
 
 async def test_failed_search_is_a_failed_item_with_the_reason() -> None:
     *_, closed = await run_call(FileSearchTool(["vs_a"]), FakeStores(UpstreamError("down")), '{"queries": ["x"]}')
-    failed = FileSearchCall("", ["x"], "failed", [FileSearchResult(text="down")])
+    failed = FileSearchCall(["x"], "", "failed", [FileSearchResult(text="down")])
     assert closed == CloseItem("k", failed)
     numbers = itertools.count(1)
     _, output = translate_hosted_items([failed], lambda _: "file_search", images=False, citations=numbers)

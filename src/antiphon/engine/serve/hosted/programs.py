@@ -208,9 +208,9 @@ class ProgramCall(HostedCall):
         response_id = self._session.context.response_id
         call_id = make_program_id(response_id, self._key)
         fingerprint = make_fingerprint(code, call_id, _read_clock(response_id))
-        self._program = Program("", call_id, code, fingerprint)
+        self._program = Program(call_id, code, fingerprint)
         return [
-            deltas.OpenItem(self._key, Program("", call_id, "", ""), "cm"),
+            deltas.OpenItem(self._key, Program(call_id, "", ""), "cm"),
             deltas.CloseItem(self._key, self._program),
         ]
 
@@ -218,7 +218,7 @@ class ProgramCall(HostedCall):
         assert self._program is not None
         result = "\n".join(text for text in (output, error) if text)
         status = "incomplete" if error else "completed"
-        return [deltas.WholeItem(ProgramOutput("", self._program.call_id, result, status))]  # type: ignore[arg-type]
+        return [deltas.WholeItem(ProgramOutput(self._program.call_id, result, "", status))]  # type: ignore[arg-type]
 
 
 class _ProgramRun:

@@ -133,16 +133,16 @@ def make_call_item(tool: Tool, arguments: Any, call_id: str) -> OutputItem:
             return ShellCall(call_id, action, environment=environment, status="completed")
         case "local_shell":
             local = msgspec.convert(arguments, _LocalShellArguments)
-            return LocalShellCall("", call_id, LocalShellAction(**msgspec.structs.asdict(local)), "completed")
+            return LocalShellCall(call_id, LocalShellAction(**msgspec.structs.asdict(local)), "", "completed")
         case "apply_patch":
             operation = msgspec.convert(arguments, _CreateFile | _UpdateFile | _DeleteFile)
             return ApplyPatchCall(call_id, msgspec.to_builtins(operation), "completed")
         case "computer":
             actions = [_to_dict(action) for action in msgspec.convert(arguments, _Actions).actions]
-            return ComputerCall("", call_id, [], "completed", actions=actions)
+            return ComputerCall(call_id, [], "", "completed", actions=actions)
         case "computer_use_preview":
             single_action = _to_dict(msgspec.convert(arguments, _OneAction).action)
-            return ComputerCall("", call_id, [], "completed", action=single_action)
+            return ComputerCall(call_id, [], "", "completed", action=single_action)
         case _:
             return ToolSearchCall(arguments, call_id=call_id, execution="client", status="completed")
 

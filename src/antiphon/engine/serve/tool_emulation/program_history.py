@@ -67,7 +67,7 @@ class _ProgramReader:
                 self._open[item.call_id] = item
                 if item.call_id not in self._finished and item.call_id != self._resumed:
                     yield item
-                    yield ProgramOutput("", item.call_id, _NOT_CONTINUED, "incomplete")
+                    yield ProgramOutput(item.call_id, _NOT_CONTINUED, "", "incomplete")
             elif isinstance(item, ProgramOutput):
                 program = self._open.pop(item.call_id, None)
                 if program is not None:

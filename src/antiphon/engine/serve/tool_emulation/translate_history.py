@@ -1,5 +1,6 @@
 """Translation of history items for a backend that only supports messages and function calls."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,6 +22,7 @@ from antiphon.protocol.items import (
     Item,
     Message,
     Reasoning,
+    remove_own_id,
 )
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.file_search.citations import make_marker
@@ -44,11 +46,11 @@ _IMAGE = re.compile(r"!\[image\]\(([^\s()]+)\)")
 
 
 class HostedCallText(NamedTuple):
-    """A call of a hosted tool as the model made it."""
+    """A call of a hosted tool as the model made it. `arguments` are None if they have to be derived from its item."""
 
     call_id: str
     name: str
-    arguments: str
+    arguments: str | None
 
 
 NO_PASSAGES = "The search found nothing."
@@ -99,31 +101,42 @@ def translate_hosted_items(
     response continues.
     """
     translated: Items = []
+    numbers = itertools.count(1)
     for item in remove_nested_calls(list(items), resumed):
         call = calls.get(item.id or "") if calls else None
         if isinstance(item, hosted.Program):
-            arguments = call.arguments if call is not None else _dump({"code": item.code})
+            arguments = (call and call.arguments) or _dump({"code": item.code})
             translated.append(FunctionCall(item.call_id, get_name(item), arguments, status="completed"))
         elif isinstance(item, hosted.ProgramOutput):
             translated.append(_translate_program_output(item, images=images))
         elif call is not None or type(item) in _HOSTED_TYPES:
-            translated += _translate_hosted_item(item, call or get_name(item), images=images, citations=citations)
+            call = call or HostedCallText(_make_hosted_call_id(next(numbers)), get_name(item), None)
+            translated += _translate_hosted_item(item, call, images=images, citations=citations)
         else:
             translated.append(item)
     return translated
 
 
 def _translate_hosted_item(
-    item: Any, call: HostedCallText | str, *, images: bool, citations: Iterator[int] | None = None
+    item: Any, call: HostedCallText, *, images: bool, citations: Iterator[int] | None = None
 ) -> Items:
-    """Split a hosted item into a function call and its output. `call` is the call, or the name of its function."""
+    """Split a hosted item into a function call and its output."""
     if isinstance(item, hosted.McpListTools):
         return []
     arguments, result = _split_hosted_call(item, images=images, citations=citations)
-    if isinstance(call, str):
-        call = HostedCallText(item.id, call, arguments)
+    if call.arguments is not None:
+        arguments = call.arguments
     output = FunctionCallOutput(result, call.call_id, status="completed")
-    return [FunctionCall(call.call_id, call.name, call.arguments, status="completed"), output]
+    return [FunctionCall(call.call_id, call.name, arguments, status="completed"), output]
+
+
+def _make_hosted_call_id(number: int) -> str:
+    """Return the call id of the hosted call with this number in the history.
+
+    The id of its item is new in every request if the client omits it. In the prompt, it would make the upstream's
+    cache useless.
+    """
+    return f"call_hosted_{number}"
 
 
 class _ItemTranslator:
@@ -136,10 +149,11 @@ class _ItemTranslator:
         self._custom = custom
         self._images = images
         self._searches = 0
+        self._hosted_calls = 0
 
     def translate(self, item: Item | Unknown) -> Sequence[Item | Unknown]:
         if isinstance(item, Unknown):
-            return [_make_message("user", item.raw.decode(errors="replace"))]
+            return [_make_message("user", remove_own_id(item).raw.decode(errors="replace"))]
         handler = self._HANDLERS.get(type(item))
         return handler(self, item) if handler is not None else [_make_message("assistant", _dump(item))]
 
@@ -218,7 +232,9 @@ class _ItemTranslator:
         """Split an item with a call and its result into a call and an output."""
         is_mcp = isinstance(item, hosted.McpCall)
         key = ToolKey("named", None, item.name) if is_mcp else ToolKey(item.type.removesuffix("_call"))
-        return _translate_hosted_item(item, self._catalog.get_backend_name(key), images=self._images)
+        self._hosted_calls += 1
+        call = HostedCallText(_make_hosted_call_id(self._hosted_calls), self._catalog.get_backend_name(key), None)
+        return _translate_hosted_item(item, call, images=self._images)
 
     def _program(self, item: hosted.Program) -> Sequence[Item | Unknown]:
         return self._make_call("programmatic_tool_calling", item.call_id, {"code": item.code})

@@ -213,7 +213,7 @@ class CodeCall(HostedCall):
 
     def _make_item(self, status: str, outputs: list[JsonObject]) -> CodeInterpreterCall:
         code = "" if status == "in_progress" else self._code
-        return CodeInterpreterCall("", self._session.container_id, status, code, outputs)  # type: ignore[arg-type]
+        return CodeInterpreterCall(self._session.container_id, "", status, code, outputs)  # type: ignore[arg-type]
 
 
 class LinkFilter(TextFilter):

@@ -55,7 +55,7 @@ class McpCallRun(HostedCall):
         self._tool = tool
         self._key = key
         self._item = McpCall(
-            "", "", tool.name, server.target.label, approval_request_id=approval_request_id, status="in_progress"
+            "", tool.name, server.target.label, approval_request_id=approval_request_id, status="in_progress"
         )
         self._is_open = False
         self._written = ""

@@ -82,7 +82,7 @@ class McpSession(HostedSession):
 
     def _make_list(self) -> Sequence[Delta]:
         key = f"mcp_list_tools/{self.label}"
-        listed = McpListTools("", self.label, list(self._tools.values()), error=self._error)
+        listed = McpListTools(self.label, list(self._tools.values()), error=self._error)
         ending = "completed" if self._error is None else "failed"
         return [
             OpenItem(key, msgspec.structs.replace(listed, tools=[], error=None), "mcpl"),
