@@ -127,10 +127,19 @@ async def test_second_approval_fails_and_the_call_runs_once(in_process: Scripted
     state = outcome.state
     assert state is not None
     await agent.resume(state, approvals={"call_p": True}, ledger=ledger)
-    with pytest.raises(InvalidRequest, match="No call 'call_p' waits for approval in this run") as raised:
+    with pytest.raises(InvalidRequest, match=r"No call 'call_p' waits for .*It has ended: final") as raised:
         await agent.resume(state, approvals={"call_p": True}, ledger=ledger)
     assert raised.value.param == "approvals"
     assert paid == [5]
+
+
+async def test_approval_of_an_unknown_call_names_those_that_wait(in_process: ScriptedModel) -> None:
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[make_pay([])])
+    paused = await agent.run("Go.")
+    assert paused.state is not None
+    with pytest.raises(InvalidRequest, match=r"No call 'call_x' waits for .*Waiting calls: 'call_p'"):
+        await agent.resume(paused.state, approvals={"call_x": True})
 
 
 class Together(MemoryLedger):

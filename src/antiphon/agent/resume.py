@@ -112,7 +112,15 @@ async def _write_resume(
 def _check_verdicts(state: RunState, verdicts: Sequence[Verdict]) -> None:
     for verdict in verdicts:
         if not state.awaits_verdict(verdict.call_id):
-            raise InvalidRequest(f"No call '{verdict.call_id}' waits for approval in this run.", param="approvals")
+            message = f"No call '{verdict.call_id}' waits for approval in this run. {_describe_waiting(state)}"
+            raise InvalidRequest(message, param="approvals")
+
+
+def _describe_waiting(state: RunState) -> str:
+    if state.ended is not None and state.ended.kind in FINISHED:
+        return f"It has ended: {state.ended.kind}."
+    waiting = ", ".join(f"'{call_id}'" for call_id in state.list_waiting())
+    return f"Waiting calls: {waiting or 'none'}."
 
 
 def _is_finished(state: RunState) -> bool:

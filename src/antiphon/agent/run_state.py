@@ -143,9 +143,13 @@ class RunState:
 
     def awaits_verdict(self, call_id: str) -> bool:
         """Return True if a person may approve or deny this call."""
-        waiting = {call.call_id for call in self.open_calls}
-        waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
-        return call_id in waiting and call_id not in self.verdicts
+        return call_id in self.list_waiting()
+
+    def list_waiting(self) -> list[str]:
+        """Return the ids of the calls that a person may approve or deny."""
+        waiting = [call.call_id for call in self.open_calls]
+        waiting += [call.call_id for paused in self.paused_calls.values() for call in paused.calls]
+        return [call_id for call_id in waiting if call_id not in self.verdicts]
 
     def find_call(self, call_id: str) -> ToolInvocation:
         """Return a call of the last turn."""
