@@ -1,15 +1,17 @@
 """Estimated usage in runs, if the server reports none."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from antiphon import Limits, Prices, tool
+from antiphon import Limits, Prices, read_run, tool
 from antiphon.agent.loop import ESTIMATED
-from antiphon.agent.outcome import Notice, RunEnded, RunEvent, TurnFinished
+from antiphon.agent.outcome import Notice, RunEnded, RunEvent, TextDelta, TurnFinished
+from antiphon.ledger import Ledger
 from antiphon.protocol.response import Usage
 from antiphon.upstream.usage import estimate_payload_usage
-from support.scripted_model import DROP, ScriptedModel, UpstreamModel, call, open_scripted, usage
+from support.scripted_model import DROP, HOLD, ScriptedModel, UpstreamModel, call, open_scripted, usage
 
 TEXT = "seven b" * 50  # 350 bytes, which are 100 tokens
 ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXT}]}
@@ -150,6 +152,23 @@ async def test_usage_of_a_broken_stream_is_estimated_from_its_deltas(scripted: S
     outcome = await scripted.agent().run("Go.")
     assert outcome.usage.estimated
     assert outcome.usage.output_tokens == pytest.approx(105, abs=3)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_usage_of_a_cancelled_turn_is_estimated_from_its_deltas(
+    scripted: ScriptedModel, ledger: Ledger, is_closed: bool
+) -> None:
+    scripted.set_answers([{"text": TEXT}, HOLD], [{"text": "Mild."}, usage(5, 1)])
+    agent, cancel = scripted.agent(), asyncio.Event()
+    async with agent.run_stream("Go.", ledger=ledger, run_id="run_1", cancel=cancel) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                cancel.set()
+                if is_closed:
+                    break
+    cancelled = (await read_run(ledger, "run_1")).usage
+    assert cancelled.estimated
+    assert (await agent.resume("run_1", ledger=ledger)).usage.total_tokens == cancelled.total_tokens + 6
 
 
 async def test_rejected_request_has_no_usage() -> None:

@@ -54,7 +54,7 @@ async def test_run_is_cancelled_at_the_end_of_its_block(tmp_path: Path) -> None:
         await read_first_text(stream)
         assert await read_statuses(ledger) == ["running"]
     assert await read_statuses(ledger) == ["cancelled"]
-    with pytest.raises(RuntimeError, match="The run has not ended"):
+    with pytest.raises(RuntimeError, match="The run has no outcome"):
         stream.outcome  # noqa: B018
     await agent.close()
 

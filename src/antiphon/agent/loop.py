@@ -131,6 +131,7 @@ class Loop:
             raise
         except (Stop, Blocked, AntiphonError) as reason:
             # Open calls stay open. When the run is resumed, it goes on as after a crash, with the same keys.
+            await self._record_interrupted()
             ended = await self._end(_make_end(reason))
             for event in [*self._calls.drain_events(), ended]:
                 yield event
@@ -344,10 +345,17 @@ class Loop:
         )
         return RunEnded(self._journal.run_id, outcome)
 
+    async def _record_interrupted(self) -> None:
+        """Record the usage of a turn that was stopped before its end."""
+        usage = self._participant.model.interrupted_usage
+        if usage.total_tokens:
+            await self._journal.write(FailedAttemptEntry(usage))
+
     async def _end_cancelled(self) -> None:
         if self._state.ended is not None:
             return
         try:
+            await self._record_interrupted()
             await self._journal.write(EndEntry("cancelled", self._clock()))
         except Exception:
             # The run can still be resumed, as after a crash.

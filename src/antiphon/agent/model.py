@@ -1,5 +1,6 @@
 """One turn of the model: from the state of a run to a request, and from the response to an answer."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
@@ -145,6 +146,10 @@ class HistoryFilterFailed(AntiphonError):
 
 
 class ModelClient(Protocol):
+    """A model that takes turns. `interrupted_usage` is the usage of a turn whose stream was closed before its end."""
+
+    interrupted_usage: Usage
+
     def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         """Request one turn. The answer is the last element. Closing the stream stops the model."""
 
@@ -183,6 +188,7 @@ class ResponsesModel:
         self._conversation_state = conversation_state
         self._support = support or ModelSupport()
         self._completer = HistoryCompleter()
+        self.interrupted_usage = Usage(0, 0, 0)
 
     def set_instructions(self, instructions: str | None) -> None:
         """Replace the instructions of the following requests."""
@@ -197,6 +203,7 @@ class ResponsesModel:
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         fallbacks: set[Fallback] = set()
+        self.interrupted_usage = Usage(0, 0, 0)
         answer: ModelAnswer | None = None
         while answer is None:
             attempt = await self._prepare(state, extra_input, fallbacks, use_tools=use_tools)
@@ -217,8 +224,9 @@ class ResponsesModel:
                 fallbacks.add(fallback)
                 if fallback in _FALLBACK_NOTICES:
                     yield ModelNotice(_FALLBACK_NOTICES[fallback])
-            except AssertionError:
+            except (asyncio.CancelledError, GeneratorExit, AssertionError):
                 # An assertion of a test transport must fail the test, not only the run.
+                self.interrupted_usage = attempt.estimate_failed_usage()
                 raise
             except Exception as error:
                 raise make_turn_error(error) from error

@@ -80,6 +80,8 @@ class TurnProvider(Protocol):
 class ProviderModel:
     """A model client that takes its turns through a provider and sends only new items."""
 
+    interrupted_usage = Usage(0, 0, 0)
+
     def __init__(self, provider: TurnProvider, tools: Sequence[dict[str, Any]]) -> None:
         self._provider = provider
         self._tools = tools

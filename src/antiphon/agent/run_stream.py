@@ -47,7 +47,10 @@ class RunStream(AsyncGenerator[RunEvent, None], Generic[OutputT_co]):
     def outcome(self) -> Outcome[OutputT_co]:
         """The outcome of the run. Raises RuntimeError before the last event."""
         if self._holder.outcome is None:
-            raise RuntimeError("The run has not ended: read its events first.")
+            raise RuntimeError(
+                "The run has no outcome: its events were not read to the end. "
+                "To stop it with an outcome, set the event that was passed as 'cancel'."
+            )
         return self._holder.outcome
 
     def __aiter__(self) -> RunEvents:

@@ -11,6 +11,7 @@ from antiphon.agent.run_state import RunState
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.response import Usage
 
 FINALIZE = "FINALIZE NOW: no more tools can be called. Give your final answer with what you have."
 # Parameters of the first request only. The others are repeated in every request of the turn.
@@ -22,6 +23,8 @@ class ExecutionModel:
 
     `responses` are the finished ones. If one failed, `failed` is that response and `error` the reason.
     """
+
+    interrupted_usage = Usage(0, 0, 0)
 
     def __init__(self, transport: Transport, first: JsonObject) -> None:
         self._transport = transport
