@@ -10,6 +10,7 @@ from msgspec import Meta
 from antiphon import offload
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.backends.model_catalog import ModelCatalog
+from antiphon.bounds import remove_oldest
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.protocol.items import Message
 from antiphon.protocol.json_text import read_json
@@ -140,8 +141,7 @@ class UpstreamBackend:
             except _NoCount:
                 if await self._is_count_refused(path, turn, write):
                     self._uncounted_models[model] = None
-                    if len(self._uncounted_models) > _MAX_UNCOUNTED_MODELS:
-                        del self._uncounted_models[next(iter(self._uncounted_models))]
+                    remove_oldest(self._uncounted_models, _MAX_UNCOUNTED_MODELS)
             except AntiphonError:
                 pass  # transient, or the turn itself raises it
         return await self.estimate_input(turn)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from antiphon.bounds import remove_oldest
 from antiphon.engine.background.attempt import Attempt, LeftToOthers, Overloaded
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.usage import UsageRecorder
@@ -234,9 +235,8 @@ class Worker:
             logger.info(
                 "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}
             )
-            if len(self._waits) >= MAX_MODEL_NAMES:
-                del self._waits[next(iter(self._waits))]
             self._waits[claimed.model] = left.seconds
+            remove_oldest(self._waits, MAX_MODEL_NAMES)
             with suppress(Exception):  # the next renewal releases it
                 await self._store.return_run(self.owner, *key, free_since=claimed.free_since)
         except Overloaded as error:

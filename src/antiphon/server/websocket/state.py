@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from antiphon.bounds import remove_oldest
 from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.connection_memory import ConnectionMemory
@@ -130,8 +131,7 @@ class ConnectionState:
 
     def record_end(self, response_id: str, status: str) -> None:
         self.ended[response_id] = status
-        if len(self.ended) > _MAX_ENDED:
-            del self.ended[next(iter(self.ended))]
+        remove_oldest(self.ended, _MAX_ENDED)
 
     def settle_steering(self, response_id: str) -> None:
         """Release the lanes that wait for the steering input of this response."""

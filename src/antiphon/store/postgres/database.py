@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
+from antiphon.bounds import remove_oldest
 from antiphon.errors import ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
@@ -74,8 +75,7 @@ class UncertainWrites:
             yield key in self._keys
         except StoreUnavailable:
             self._keys[key] = None
-            if len(self._keys) > MAX_UNCERTAIN:
-                del self._keys[next(iter(self._keys))]
+            remove_oldest(self._keys, MAX_UNCERTAIN)
             raise
         self._keys.pop(key, None)
 

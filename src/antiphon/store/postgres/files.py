@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from antiphon.bounds import remove_oldest
 from antiphon.errors import ServerError
 from antiphon.retrieval.ranking import Ranked
 from antiphon.store.files.chunks import USAGE
@@ -86,8 +87,7 @@ class PostgresFileDatabase(PostgresSteps, FileDatabase):
         if found is None or revision is None or found[0] != revision:
             ((chunks, length),) = await self._reader.submit(COUNT_WORDS, (_quote(scope),))
             found = self._word_counts[scope] = (revision, chunks, length)
-            if len(self._word_counts) > _MAX_COUNTS:
-                del self._word_counts[next(iter(self._word_counts))]
+            remove_oldest(self._word_counts, _MAX_COUNTS)
         return found[1:]
 
     async def rank_vectors(self, scope: str, query: VectorQuery) -> list[Ranked] | None:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon import offload
+from antiphon.bounds import remove_oldest
 from antiphon.errors import AntiphonError
 from antiphon.store.peer_link import AnswerQuestion, PeersUnresponsive
 from antiphon.store.postgres.notifications import LISTENERS, Notifications
@@ -191,8 +192,8 @@ class PostgresPeerLink:
         parts.append(part)
         if len(parts) == int(count):
             self._handle(base64.b64decode("".join(self._parts.pop(message_id))))
-        elif len(self._parts) > _MAX_INCOMPLETE:
-            self._parts.pop(next(iter(self._parts)))
+        else:
+            remove_oldest(self._parts, _MAX_INCOMPLETE)
 
     def _handle(self, message: bytes) -> None:
         try:

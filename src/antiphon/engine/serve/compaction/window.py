@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.backends.base import Turn
+from antiphon.bounds import remove_oldest
 from antiphon.engine.serve.compaction.expansion import is_never_compacted
 from antiphon.engine.serve.routing import ModelRoute
 from antiphon.errors import ContextLengthExceeded
@@ -140,10 +141,9 @@ class ContextWindows:
         learned.accepted = min(learned.accepted, size)
 
     def _find_or_add(self, route: ModelRoute) -> LearnedWindow:
-        address = route.first.address
-        if address not in self._learned and len(self._learned) >= _MAX_LEARNED:
-            del self._learned[next(iter(self._learned))]
-        return self._learned.setdefault(address, LearnedWindow())
+        learned = self._learned.setdefault(route.first.address, LearnedWindow())
+        remove_oldest(self._learned, _MAX_LEARNED)
+        return learned
 
     async def _measure(self, route: ModelRoute, turn: Turn, *, size: int, is_guess: bool) -> ContextWindow:
         fixed = await count_conversation(route, turn, [])
