@@ -14,10 +14,10 @@ from antiphon.store.base import StoredResponse
 from antiphon.store.encoded_response import EncodedResponse
 from antiphon.store.record import (
     LinkRecord,
-    build_chain,
     pack_response,
     unpack_conversation,
     unpack_items,
+    unpack_links,
     unpack_response,
 )
 from support import strategies
@@ -64,9 +64,9 @@ def test_damaged_record_raises_a_server_error(damage: bytes) -> None:
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
             unpack_response("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", damage, body, 9)}.get)
+        unpack_links([LinkRecord("resp_1", None, True, b"[]", damage, body, 9)])
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", b"[]", damage, 9)}.get)
+        unpack_links([LinkRecord("resp_1", None, True, b"[]", b"[]", damage, 9)])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_items("conv_1", [damage + b"{"])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):

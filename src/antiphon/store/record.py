@@ -264,15 +264,6 @@ def finish_chain(walk: ChainWalk, decoded: dict[str, Link]) -> Chain:
     return Chain([link for link in reversed(links.values()) if link is not None], list(decoded.values()), walk.next_id)
 
 
-def build_chain(
-    response_id: str,
-    find_record: Callable[[str], LinkRecord | ResponseRecord | None],
-) -> Chain:
-    """Return the chain of a response from records only."""
-    walk = walk_chain(response_id, find_record)
-    return finish_chain(walk, unpack_links(walk.records))
-
-
 def measure_records(records: Iterable[LinkRecord | ResponseRecord]) -> int:
     """Return the number of bytes to decode."""
     return sum(measure_texts((record.input, record.output)) for record in records)
