@@ -16,12 +16,12 @@ def check_number(number: int, maximum: int, objects: str, *, setting: str, hint:
 def check_file_number(
     statement: str,
     parameters: tuple[object, ...],
-    added: int,
+    *,
     maximum: int,
     objects: str,
     setting: str,
     param: str,
-    *,
+    added: int = 1,
     hint: str = "Delete some first.",
 ) -> Steps[None]:
     """Raise InvalidRequest if the number that a statement returns would exceed the maximum."""

@@ -151,11 +151,10 @@ def _save_upload(project: str, upload: UploadRow, limits: StoreLimits) -> Steps[
     yield from check_file_number(
         COUNT_UPLOADS,
         (project,),
-        1,
-        limits.max_uploads,
-        "uploads in this project",
-        "max_uploads",
-        "filename",
+        maximum=limits.max_uploads,
+        objects="uploads in this project",
+        setting="max_uploads",
+        param="filename",
         hint="Wait until some have expired: completed and cancelled ones count, too.",
     )
     yield SqlStep(SAVE_UPLOAD, (project, *upload))
@@ -164,7 +163,12 @@ def _save_upload(project: str, upload: UploadRow, limits: StoreLimits) -> Steps[
 def _check_project(project: str, size: int, max_project_bytes: int | None, limits: StoreLimits) -> Steps[None]:
     yield _lock(project)
     yield from check_file_number(
-        COUNT_FILES, (project,), 1, limits.max_files, "files in this project", "max_files", "file"
+        COUNT_FILES,
+        (project,),
+        maximum=limits.max_files,
+        objects="files in this project",
+        setting="max_files",
+        param="file",
     )
     if max_project_bytes is not None:
         ((used,),) = yield SqlStep(SUM_BYTES, (project,))
@@ -208,11 +212,10 @@ def _save_part(
     yield from check_file_number(
         COUNT_PARTS,
         (project, upload_id),
-        1,
-        limits.max_upload_parts,
-        "parts of the upload",
-        "max_upload_parts",
-        "data",
+        maximum=limits.max_upload_parts,
+        objects="parts of the upload",
+        setting="max_upload_parts",
+        param="data",
         hint="Send larger parts.",
     )
     ((size,),) = yield SqlStep(SUM_PARTS, (project, upload_id))

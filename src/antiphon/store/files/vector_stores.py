@@ -189,9 +189,9 @@ class VectorStoreTable(StepDatabase):
         order: Order,
     ) -> tuple[list[EntryRow], bool]:
         """Return a page of the files of a vector store, or of a batch."""
-        select, parameters = LIST_ENTRIES, (project, store_id, status, status)
+        select, parameters = LIST_ENTRIES, [project, store_id, status, status]
         if batch_id is not None:
-            select, parameters = LIST_BATCH_ENTRIES, (*parameters, project, batch_id)  # type: ignore[assignment]
+            select, parameters = LIST_BATCH_ENTRIES, [*parameters, project, batch_id]
         rows, has_more = await self._read(
             list_page, select, parameters, ENTRY_POSITION, (project, store_id), after, before, limit, order
         )
@@ -243,8 +243,14 @@ def _pack(value: object) -> bytes | None:
 
 def _create(project: str, store: StoreRow, entries: Sequence[NewEntry], limits: StoreLimits) -> Steps[None]:
     yield Lock(f"vector stores of {project}")
-    maximum, setting = limits.max_vector_stores, "max_vector_stores"
-    yield from check_file_number(COUNT_STORES, (project,), 1, maximum, "vector stores in this project", setting, "name")
+    yield from check_file_number(
+        COUNT_STORES,
+        (project,),
+        maximum=limits.max_vector_stores,
+        objects="vector stores in this project",
+        setting="max_vector_stores",
+        param="name",
+    )
     yield from _check_entries(project, store.id, entries, limits, "file_ids")
     yield SqlStep(
         CREATE,
@@ -266,10 +272,14 @@ def _create(project: str, store: StoreRow, entries: Sequence[NewEntry], limits: 
 def _check_entries(
     project: str, store_id: str, entries: Sequence[NewEntry], limits: StoreLimits, param: str
 ) -> Steps[None]:
-    others = (project, store_id, project, store_id, [entry.file_id for entry in entries])
-    maximum, setting = limits.max_vector_store_files, "max_vector_store_files"
     yield from check_file_number(
-        COUNT_OTHERS, others, len(entries), maximum, "files in the vector store", setting, param
+        COUNT_OTHERS,
+        (project, store_id, project, store_id, [entry.file_id for entry in entries]),
+        added=len(entries),
+        maximum=limits.max_vector_store_files,
+        objects="files in the vector store",
+        setting="max_vector_store_files",
+        param=param,
     )
 
 
@@ -312,11 +322,10 @@ def _make_room_for_batch(project: str, store_id: str, maximum: int) -> Steps[Non
         yield from check_file_number(
             COUNT_BATCHES,
             (project, store_id),
-            1,
-            maximum,
-            "batches of the vector store",
-            "max_vector_store_files",
-            "file_ids",
+            maximum=maximum,
+            objects="batches of the vector store",
+            setting="max_vector_store_files",
+            param="file_ids",
             hint="Wait until older batches are finished.",
         )
     removed = finished[: number + 1 - maximum]
