@@ -7,6 +7,7 @@ from msgspec import Meta
 from antiphon.protocol.unions import Wire, always
 
 Purpose: TypeAlias = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+UploadStatus: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 Filename: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 MAX_UPLOAD_BYTES = 8 * 1024**3
@@ -66,7 +67,7 @@ class Upload(Wire, kw_only=True):
     created_at: int
     filename: str
     purpose: str
-    status: Literal["pending", "completed", "cancelled", "expired"]
+    status: UploadStatus
     expires_at: int
     file: File | None = always(None)
 

@@ -8,6 +8,7 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import Metadata
 from antiphon.protocol.unions import Wire, always
 
+StoreStatus: TypeAlias = Literal["in_progress", "completed", "expired"]
 FileStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "failed"]
 ErrorCode: TypeAlias = Literal["server_error", "unsupported_file", "invalid_file"]
 AttributeValue: TypeAlias = Annotated[str, Meta(max_length=512)] | bool | int | float
@@ -103,7 +104,7 @@ class VectorStore(Wire, kw_only=True):
     description: str | None = always(None)
     usage_bytes: int
     file_counts: FileCounts
-    status: Literal["in_progress", "completed", "expired"]
+    status: StoreStatus
     expires_after: StoreExpiry | None = always(None)
     expires_at: int | None = always(None)
     last_active_at: int | None

@@ -148,7 +148,7 @@ def _show(row: UploadRow, file: FileRow | None = None) -> Upload:
         created_at=row.created_at,
         filename=row.filename,
         purpose=row.purpose,
-        status=row.status,  # type: ignore[arg-type]
+        status=row.status,
         expires_at=row.expires_at,
         file=None if file is None else show_file(file),
     )

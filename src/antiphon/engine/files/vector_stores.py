@@ -24,11 +24,13 @@ from antiphon.protocol.vector_stores import (
     FileContentPage,
     FileCounts,
     FileError,
+    FileStatus,
     SearchPage,
     SearchResult,
     SearchVectorStore,
     StaticChunking,
     StoreExpiry,
+    StoreStatus,
     TextContent,
     UpdateVectorStore,
     VectorStore,
@@ -256,6 +258,7 @@ class VectorStores:
     async def _show_batch(self, database: FileDatabase, project: str, store_id: str, batch_id: str) -> FileBatch:
         batch = await self._find_batch(database, project, store_id, batch_id)
         counts = _show_counts(await database.count_batch(project, batch_id))
+        status: FileStatus
         if batch.is_cancelled:
             status = "cancelled"
         elif counts.in_progress:
@@ -266,7 +269,7 @@ class VectorStores:
             id=batch.id,
             created_at=batch.created_at,
             vector_store_id=store_id,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             file_counts=counts,
         )
 
@@ -371,7 +374,7 @@ def _show_counts(tally: Tally) -> FileCounts:
 
 def _show_store(row: StoreRow, tally: Tally) -> VectorStore:
     counts = _show_counts(tally)
-    status = "expired" if row.is_expired else "in_progress" if counts.in_progress else "completed"
+    status: StoreStatus = "in_progress" if counts.in_progress else "completed"
     days = row.expires_days
     return VectorStore(
         id=row.id,
@@ -380,7 +383,7 @@ def _show_store(row: StoreRow, tally: Tally) -> VectorStore:
         description=row.description,
         usage_bytes=tally.usage_bytes,
         file_counts=counts,
-        status=status,  # type: ignore[arg-type]
+        status="expired" if row.is_expired else status,
         expires_after=None if days is None else StoreExpiry("last_active_at", days),
         expires_at=None if days is None else row.last_active_at + days * _DAY,
         last_active_at=row.last_active_at,
@@ -389,12 +392,12 @@ def _show_store(row: StoreRow, tally: Tally) -> VectorStore:
 
 
 def _show_entry(store_id: str, row: EntryRow) -> VectorStoreFile:
-    error = None if row.error_code is None else FileError(row.error_code, row.error_message or "")  # type: ignore[arg-type]
+    error = None if row.error_code is None else FileError(row.error_code, row.error_message or "")
     return VectorStoreFile(
         id=row.file_id,
         created_at=row.created_at,
         vector_store_id=store_id,
-        status=row.status,  # type: ignore[arg-type]
+        status=row.status,
         usage_bytes=row.usage_bytes,
         last_error=error,
         attributes=row.attributes,

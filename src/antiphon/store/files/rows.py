@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from antiphon.errors import AntiphonError
-from antiphon.protocol.vector_stores import Attributes
+from antiphon.protocol.files import UploadStatus
+from antiphon.protocol.vector_stores import Attributes, ErrorCode, FileStatus
 
 
 class IndexingLost(AntiphonError):
@@ -33,7 +34,7 @@ class UploadRow(NamedTuple):
     purpose: str
     mime_type: str
     file_seconds: int | None
-    status: str
+    status: UploadStatus
     file_id: str | None = None
 
 
@@ -87,8 +88,8 @@ class EntryRow(NamedTuple):
     attributes: Attributes | None
     chunk_tokens: int
     overlap_tokens: int
-    status: str
-    error_code: str | None
+    status: FileStatus
+    error_code: ErrorCode | None
     error_message: str | None
     usage_bytes: int
 

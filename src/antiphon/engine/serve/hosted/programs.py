@@ -41,7 +41,14 @@ from antiphon.engine.serve.hosted.program_tools import (
 )
 from antiphon.engine.serve.hosted.toolset import HostedToolset
 from antiphon.engine.serve.tool_emulation.translate_history import Items
-from antiphon.protocol.hosted import AdditionalTools, McpApprovalRequest, Program, ProgramOutput, ToolSearchOutput
+from antiphon.protocol.hosted import (
+    AdditionalTools,
+    ItemStatus,
+    McpApprovalRequest,
+    Program,
+    ProgramOutput,
+    ToolSearchOutput,
+)
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
@@ -149,7 +156,6 @@ class ProgramCall(HostedCall):
         self._key = key
         self._record = record
         self._program: Program | None = None if record is None else record.program
-        self._has_ended = False
 
     @property
     def is_repeatable(self) -> bool:
@@ -217,8 +223,8 @@ class ProgramCall(HostedCall):
     def _end(self, output: str, error: str) -> Sequence[Delta]:
         assert self._program is not None
         result = "\n".join(text for text in (output, error) if text)
-        status = "incomplete" if error else "completed"
-        return [deltas.WholeItem(ProgramOutput(self._program.call_id, result, "", status))]  # type: ignore[arg-type]
+        status: ItemStatus = "incomplete" if error else "completed"
+        return [deltas.WholeItem(ProgramOutput(self._program.call_id, result, "", status))]
 
 
 class _ProgramRun:

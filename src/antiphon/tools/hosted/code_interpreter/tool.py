@@ -10,7 +10,7 @@ from antiphon.errors import AntiphonError, UnsupportedTool
 from antiphon.protocol import validation
 from antiphon.protocol.containers import AutoContainer, ContainerFile
 from antiphon.protocol.content import ContainerFileCitation, InputFile, InputImage
-from antiphon.protocol.hosted import CodeInterpreterCall
+from antiphon.protocol.hosted import CodeInterpreterCall, HostedStatus
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import CodeInterpreterTool, Tool
@@ -211,9 +211,9 @@ class CodeCall(HostedCall):
             yield OpenItem(self._key, self._make_item("in_progress", []), "ci")
             yield make_item_event(self._key, "code_interpreter_call.in_progress")
 
-    def _make_item(self, status: str, outputs: list[JsonObject]) -> CodeInterpreterCall:
+    def _make_item(self, status: HostedStatus, outputs: list[JsonObject]) -> CodeInterpreterCall:
         code = "" if status == "in_progress" else self._code
-        return CodeInterpreterCall(self._session.container_id, "", status, code, outputs)  # type: ignore[arg-type]
+        return CodeInterpreterCall(self._session.container_id, "", status, code, outputs)
 
 
 class LinkFilter(TextFilter):
