@@ -246,3 +246,8 @@ CORE_EVENTS: tuple[type[Any], ...] = (
     CustomToolCallInputDone,
     CompactionCompacting,
 )
+
+
+def is_delta(event: object) -> bool:
+    """Return True for an event with a part of the output. All others may repeat the whole."""
+    return hasattr(event, "delta")

@@ -16,10 +16,9 @@ from antiphon.engine.respond.run import Run
 from antiphon.errors import InvalidRequest, NotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.offload import is_large, run, run_in_thread
 from antiphon.protocol import codec
-from antiphon.protocol.events import TERMINAL, Event
+from antiphon.protocol.events import TERMINAL, is_delta
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import CompactedResponse, Response
-from antiphon.protocol.unions import Unknown
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.disconnect_watch import DisconnectWatch
 from antiphon.server.error_response import encode_failed_response
@@ -276,11 +275,11 @@ class ResponseHandlers:
                         continue
                     # The closing events repeat the whole output, others the parameters of the request. A client that
                     # does not read must not hold all of them.
-                    is_long = http_request.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not _is_delta(batch[-1]))
+                    is_long = http_request.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not is_delta(batch[-1]))
                     for part in [(event,) for event in batch] if is_long else (batch,):
                         if is_long:
                             await http_request.wait_until_writable()
-                        if is_long and not _is_delta(part[0]):
+                        if is_long and not is_delta(part[0]):
                             chunk = await run_in_thread(lambda events: encode_batch(adapt(events)), part)
                         else:
                             chunk = encode_batch(adapt(part))
@@ -313,11 +312,6 @@ class ResponseHandlers:
                         elif len(part) == PART_BYTES:
                             await asyncio.sleep(0)  # other followers may have large pages to send, too
                     del page, adapted, chunk  # not held while the next page is awaited
-
-
-def _is_delta(event: Event | Unknown) -> bool:
-    """Return True for an event with a part of the output. All others may repeat the whole."""
-    return hasattr(event, "delta")
 
 
 async def _respond(http_request: HttpRequest, response: Response, body: bytes | None) -> None:

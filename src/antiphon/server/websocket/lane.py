@@ -14,7 +14,7 @@ from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, RateLimited
 from antiphon.offload import LARGE_BYTES, is_large, mark_large, run_in_thread
 from antiphon.protocol import events
-from antiphon.protocol.events import Event
+from antiphon.protocol.events import Event, is_delta
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
@@ -174,7 +174,7 @@ class Lane:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
                         activity.last_event = batch[-1]
-                        if self.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not hasattr(batch[-1], "delta")):
+                        if self.bytes_sent > LARGE_STREAM_BYTES or (is_large() and not is_delta(batch[-1])):
                             await self._write_singly(batch)
                             continue
                         lines = self._encode(batch)
@@ -246,7 +246,7 @@ class Lane:
         """Send events one by one. The closing events repeat the whole output: a stalled client holds only one."""
         for event in batch:
             await self._state.socket.wait_until_writable()
-            if hasattr(event, "delta"):
+            if is_delta(event):
                 await self._write((event,))
             else:
                 await self._state.socket.write(await run_in_thread(self._encode, (event,)))
