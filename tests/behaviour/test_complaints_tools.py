@@ -80,6 +80,19 @@ def test_pain_c_30_tool_of_a_namespace_is_called(watch: Watch) -> None:
     assert called(ask(server, "hi", tools=[MCP])) == [("function_call", "mcp__github", "get_issue")]
 
 
+@pytest.mark.parametrize("name", ["mcp__github.get_issue", "mcp__github/get_issue", "mcp.github.get_issue"])
+def test_pain_c_30_model_may_write_another_separator(watch: Watch, name: str) -> None:
+    """Codex rejects a call by any other name than the one in the namespace: "unsupported call"."""
+    server = watch(call(name, {"number": 1}))
+    assert called(ask(server, "hi", tools=[MCP])) == [("function_call", "mcp__github", "get_issue")]
+
+
+def test_pain_c_30_ambiguous_name_is_not_changed(watch: Watch) -> None:
+    server = watch(call("mcp.github.get_issue", {"number": 1}))
+    other = GET | {"name": "mcp_github_get_issue"}
+    assert called(ask(server, "hi", tools=[MCP, other])) == [("function_call", None, "mcp.github.get_issue")]
+
+
 @pytest.mark.parametrize("tool", [MCP, PATCH_TOOL, {"type": "tool_search"}, {"type": "shell"}, {"type": "apply_patch"}])
 def test_pain_c_31_tools_other_than_functions_are_accepted(watch: Watch, tool: Json) -> None:
     assert ask(watch({"text": "Ok."}), "hi", tools=[tool])["status"] == "completed"

@@ -16,6 +16,8 @@ from antiphon.protocol.unions import Unknown
 MAX_NAME_LENGTH = 64
 _MAX_DESCRIPTION_LINE = 160
 _ILLEGAL_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+# Characters between the parts of a name. A letter of another script is none of them.
+_SEPARATORS = re.compile(r"[\W_]+")
 # A computer tool has one type as a tool and may have another in `tool_choice`.
 _COMPUTER_TYPES = frozenset({"computer", "computer_use", "computer_use_preview"})
 # Tool types that are emulated by functions. A namespace is not among them: its tools are listed instead.
@@ -85,6 +87,10 @@ def _make_full_name(key: ToolKey) -> str:
 def is_legal_name(name: str) -> bool:
     """Return True if every chat API accepts the name of a function."""
     return 0 < len(name) <= MAX_NAME_LENGTH and _ILLEGAL_CHARACTER.search(name) is None
+
+
+def _fold_separators(name: str) -> str:
+    return _SEPARATORS.sub("_", name)
 
 
 def _make_short_name(key: ToolKey, attempt: int) -> str:
@@ -164,12 +170,18 @@ class Catalog:
         return name, namespace
 
     def find(self, name: str) -> CatalogEntry | None:
-        """Return the tool with this backend name, or with this name in a namespace: some models omit the namespace."""
+        """Return the tool with this backend name, or the only one that a model can mean by it.
+
+        Some models omit the namespace, or separate it by other characters: `fs.read` instead of `fs__read`.
+        """
         entry = self._by_name.get(name)
-        if entry is None:
-            children = self._by_child_name.get(name, ())
-            entry = children[0] if len(children) == 1 else None
-        return entry
+        if entry is not None:
+            return entry
+        candidates = self._by_child_name.get(name)
+        if candidates is None:
+            folded = _fold_separators(name)
+            candidates = [each for each in self if _fold_separators(each.name) == folded]
+        return candidates[0] if len(candidates) == 1 else None
 
     def get(self, key: ToolKey) -> CatalogEntry | None:
         return self._entries.get(key)
