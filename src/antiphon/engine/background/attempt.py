@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -170,13 +170,20 @@ class Attempt:
         if log.events and not _can_reproduce(response, mint, log.events):
             await self._fail(DIVERGED, log)
             return
+        try:
+            earlier = await self._load_earlier(response.id, log)
+        except StoreUnavailable:
+            raise
+        except (Diverged, ServerError) as error:
+            await self._fail(DIVERGED if isinstance(error, Diverged) else DAMAGED, log)
+            return
         accepted = Accepted(
             response_id=response.id, input=stored.input, mint=mint, is_suspect=self._claimed.interruptions > 0
         )
         key = RunKey(self._claimed.project, response.id)
         request = self._pipeline.credentials.restore(key, queued.request)
         with self._trace(queued.traceparent):
-            await self._run_to_end(request, accepted, response, decompose_events(log.events))
+            await self._run_to_end(request, accepted, response, earlier)
         self._pipeline.credentials.forget(key)
 
     def _trace(self, traceparent: str) -> AbstractContextManager[object]:
@@ -190,13 +197,14 @@ class Attempt:
         return None if self._run is None else self._run.response
 
     async def _run_to_end(
-        self, request: CreateRequest, accepted: Accepted, response: Response, replayed: list[Delta]
+        self, request: CreateRequest, accepted: Accepted, response: Response, earlier: "_Earlier"
     ) -> None:
         if not self._cancelled and self._claimed.interruptions < MAX_INTERRUPTIONS:  # ending it needs no model
             self._leave_to_others(self._pipeline.classify(request.model or ""))
         await self._save_progress(response)
-        deltas = self._serve(request, accepted, replayed)
+        deltas = self._serve(request, accepted, earlier)
         limits = self._pipeline.answer_limits
+        replayed = [*earlier.shown, *earlier.finished]
         self._run = Run(response, deltas, self, request=request, mint=accepted.mint, replayed=replayed, limits=limits)
         async with aclosing(self._run.events()) as batches:
             async for batch in batches:
@@ -232,16 +240,8 @@ class Attempt:
         stored = msgspec.structs.replace(self._stored, response=begun)
         await self._store.save(self._claimed.project, stored, owner=self._owner)
 
-    async def _serve(self, request: CreateRequest, accepted: Accepted, replayed: list[Delta]) -> Deltas:
-        """Yield the deltas that follow the replayed ones. Finished hosted steps come before any error."""
-        replay = ReplayFilter(replayed)
-        journal = await self._open_journal(accepted.response_id)
-        try:
-            if journal.recorded:
-                yield replay.feed(list_deltas(journal.recorded))
-        except Diverged:
-            yield [DIVERGED]
-            return
+    async def _serve(self, request: CreateRequest, accepted: Accepted, earlier: "_Earlier") -> Deltas:
+        """Yield the deltas that follow those of earlier attempts."""
         if self._cancelled:
             yield [Finish("cancelled")]
             return
@@ -254,9 +254,9 @@ class Attempt:
                     request, accepted, project=self._claimed.project, share=self._share
                 )
             self._prepared = prepared
-            if journal.recorded and not prepared.is_hosted:
+            if earlier.journal.recorded and not prepared.is_hosted:
                 raise ServerError("The hosted tools of this response are no longer available.", code="interrupted")
-            serving = await self._pipeline.serve(prepared, replayed=replayed, journal=journal)
+            serving = await self._pipeline.serve(prepared, replayed=earlier.shown, journal=earlier.journal)
         except ModelNotFound:  # not configured here any more, or unknown to the upstream
             self._leave_to_others("unknown")
             raise
@@ -267,17 +267,19 @@ class Attempt:
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
                 try:
-                    yield replay.feed(batch)
+                    yield earlier.filter.feed(batch)
                 except Diverged:
                     yield [DIVERGED]
                     return
 
-    async def _open_journal(self, response_id: str) -> StepJournal:
-        """Return the journal of the hosted tools, with the steps of earlier attempts."""
+    async def _load_earlier(self, response_id: str, log: LoggedEvents) -> "_Earlier":
+        """Return the part that earlier attempts have made. Raises Diverged if the journal does not match the log."""
         journal = StepJournal(self._store, project=self._claimed.project, response_id=response_id, owner=self._owner)
         if self._claimed.attempt > 1:
             await journal.load()
-        return journal
+        shown = decompose_events(log.events)
+        replay = ReplayFilter(shown)
+        return _Earlier(shown, replay.feed(list_deltas(journal.recorded)), journal, replay)
 
     def _leave_to_others(self, status: ModelStatus) -> None:
         """Raise LeftToOthers while other processes still have time to claim the run.
@@ -345,6 +347,19 @@ class Attempt:
 
     async def discard(self, run: Run) -> None:
         """Save nothing: the next process that claims the run continues it."""
+
+
+class _Earlier(NamedTuple):
+    """The part of a response that earlier attempts have made.
+
+    `shown` are the deltas of the events that readers may have seen, and `finished` those of hosted steps after them.
+    `filter` removes them from the deltas of this attempt, if it repeats them.
+    """
+
+    shown: list[Delta]
+    finished: list[Delta]
+    journal: StepJournal
+    filter: ReplayFilter
 
 
 @contextmanager
