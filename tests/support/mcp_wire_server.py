@@ -32,7 +32,8 @@ class WireServer:
     """The server of `serve_mcp`. Its attributes can be changed between requests.
 
     `status` answers every request with this status. `redirect` answers with 307 and this location. `annotations`,
-    `schemas` and `output_schemas` are for the tools they name. `results` are invalid results of calls.
+    `schemas` and `output_schemas` are for the tools they name. `results` are invalid results of calls. `replies` has
+    fields that replace those of the reply to a method.
     With `session`, requests need this session id.
     """
 
@@ -42,6 +43,7 @@ class WireServer:
         self.schemas: dict[str, Any] = {}
         self.output_schemas: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
+        self.replies: dict[str, dict[str, Any]] = {}
         self.session: str | None = None
         self.status: int | None = None
         self.redirect: str | None = None
@@ -110,7 +112,8 @@ class WireServer:
         if "id" not in message:
             await self._send(writer, 202, b"")
             return
-        reply = json.dumps({"jsonrpc": "2.0", "id": message["id"], **await self._reply(message)}).encode()
+        fields = {"jsonrpc": "2.0", "id": message["id"], **await self._reply(message)}
+        reply = json.dumps(fields | self.replies.get(message["method"], {})).encode()
         if path == "/messages":
             await self._send(writer, 202, b"")
             self._streams[-1].write(b"event: message\ndata: " + reply + b"\n\n")

@@ -1,12 +1,36 @@
-"""Limits on the messages of MCP servers."""
+"""Answers of MCP servers that belong to another request, and limits on their messages."""
+
+import json
+from typing import Any
 
 import pytest
 
 pytest.importorskip("mcp")
 
-from antiphon.tools.mcp_http import MAX_VALUES, MessageSize
+import httpx2
+
+from antiphon.tools.mcp_http import MAX_VALUES, McpHttpClient, MessageSize
 
 EVENT = b'data: {"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "answer"),
+    [
+        ({"id": 1, "method": "x"}, 200, {"id": 1, "result": {}}),
+        ({"id": 1, "method": "x"}, 200, {"id": "1", "result": {}}),
+        ({"id": "a", "method": "x"}, 200, {"id": "a", "error": {"code": 1, "message": "no"}}),
+        ({"id": 1, "method": "x"}, 400, {"id": None, "error": {"code": 1, "message": "no"}}),
+        ({"id": 1, "method": "x"}, 202, {"id": 2}),
+        ({"id": 1, "method": "x"}, 200, [{"id": 2}]),
+        ({"method": "x"}, 200, {"id": 2}),
+    ],
+)
+async def test_other_responses_are_left_to_the_package(sent: dict[str, Any], status: int, answer: Any) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(status, json=answer))
+    async with McpHttpClient(transport=transport) as client:
+        response = await client.post("http://mcp.test/", json=sent)
+    assert (response.status_code, json.loads(response.content)) == (status, answer)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

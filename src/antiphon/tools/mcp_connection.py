@@ -177,6 +177,8 @@ def _make_http_client(
 ) -> "httpx2.AsyncClient":
     import httpx2
 
+    from antiphon.tools.mcp_http import McpHttpClient, OutboundTransport
+
     async def check_response(response: "httpx2.Response") -> None:
         state.http_status = response.status_code if response.status_code >= _FIRST_ERROR else None
         if response.status_code == _NOT_FOUND and _SESSION_HEADER in response.request.headers:
@@ -184,12 +186,10 @@ def _make_http_client(
 
     transport: httpx2.AsyncBaseTransport | None = None
     if rules is not None:
-        from antiphon.tools.mcp_http import OutboundTransport
-
         transport = OutboundTransport(rules, on_failure=state.record_failure)
     # No read timeout: tools have timeouts of their own, and a stream of changes may be idle for hours.
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
-    return httpx2.AsyncClient(
+    return McpHttpClient(
         headers=dict(headers or {}),
         timeout=timeout,
         event_hooks={"response": [check_response]},

@@ -1,13 +1,17 @@
-"""HTTP of the `mcp` package through the outbound client. Imported only when a connection is opened.
+"""HTTP of the `mcp` package. Imported only when a connection is opened.
 
-Each request of that package, also one after a redirect, goes through `OutboundClient`, which checks the address.
+With rules, each request of that package, also one after a redirect, goes through `OutboundClient`, which checks the
+address.
 """
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
+from typing import Any
 
 import httpx2
+import msgspec
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
 from antiphon.protocol.body_size import has_more_values
@@ -28,6 +32,60 @@ _LONGEST_END = max(map(len, _EVENT_ENDS))
 # The outbound client writes these request headers itself. It has decoded the body of a response already.
 _REQUEST_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _RESPONSE_FRAMING = frozenset({"content-length", "transfer-encoding", "content-encoding", "connection"})
+
+
+# Code of JSON-RPC for an internal error.
+_INTERNAL_ERROR = -32603
+_WRONG_ANSWER = "The server's HTTP response is not the answer to the request: its id is another one, or missing."
+
+
+class _Message(msgspec.Struct):
+    """The fields of a JSON-RPC message that pair a request with its answer."""
+
+    id: int | str | None = None
+    method: str | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class McpHttpClient(httpx2.AsyncClient):
+    """A client that fails requests whose JSON response is not their answer.
+
+    The `mcp` package ignores such a response, and the caller would wait until its time limit.
+    """
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        response = await super().send(request, **options)
+        if request.method != "POST" or not response.is_success or response.status_code == HTTPStatus.ACCEPTED:
+            return response
+        if not response.headers.get("content-type", "").lower().startswith("application/json"):
+            return response
+        sent = _read_message(request.content)
+        if sent is None or sent.id is None:
+            return response
+        error = _find_error(sent.id, await response.aread())
+        if error is None:
+            return response
+        content = msgspec.json.encode({"jsonrpc": "2.0", "id": sent.id, "error": error})
+        headers = [each for each in response.headers.multi_items() if each[0].lower() not in _RESPONSE_FRAMING]
+        return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
+
+
+def _find_error(request_id: int | str, body: bytes) -> Any:
+    """Return the error of a request whose HTTP response has another id. None: the package can handle the response."""
+    answer = _read_message(body)
+    if answer is None or (answer.method is None and str(answer.id) == str(request_id)):
+        return None
+    if answer.method is None and answer.id is None and bytes(answer.error):
+        return answer.error  # the server could not read the id
+    return {"code": _INTERNAL_ERROR, "message": _WRONG_ANSWER}
+
+
+def _read_message(body: bytes) -> _Message | None:
+    """Return a message of JSON-RPC, or None if the body is none."""
+    try:
+        return msgspec.json.decode(body, type=_Message)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 class OutboundTransport(httpx2.AsyncBaseTransport):

@@ -1,4 +1,4 @@
-"""MCP servers that forget a session, or return results that do not match their schemas."""
+"""MCP servers that forget a session, or return results that do not match their schemas or requests."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
+from antiphon.errors import ConnectorError
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.mcp.tool import McpHostedTool
 from support.hosted_sessions import compose, make_context, make_settings, run_call
@@ -60,3 +61,38 @@ async def test_answer_that_is_no_message_fails_the_call_without_its_data(answer:
         await tool.close()
     message = "The answer of the server is not a valid message of JSON-RPC."
     assert item["error"] == {"type": "mcp_protocol_error", "code": -32700, "message": message}
+
+
+WRONG_ANSWER = "The server's HTTP response is not the answer to the request: its id is another one, or missing."
+
+
+@pytest.mark.parametrize("fields", [{"id": 1000}, {"id": "other"}, {"id": None}, {"method": "ping"}])
+async def test_answer_to_another_request_fails_the_call_at_once(fields: dict[str, Any]) -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    async with serve_mcp({"run": lambda _: "done"}) as server:
+        server.replies["tools/call"] = fields
+        failed = await call(tool, server)
+        del server.replies["tools/call"]
+        item = await call(tool, server)
+        await tool.close()
+    assert failed["error"] == {"type": "mcp_protocol_error", "code": -32603, "message": WRONG_ANSWER}
+    assert item["output"] == "done"
+
+
+async def test_error_without_an_id_fails_the_call_with_its_message() -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    async with serve_mcp({"run": lambda _: "done"}) as server:
+        server.replies["tools/call"] = {"id": None, "error": {"code": -32700, "message": "Too large."}}
+        item = await call(tool, server)
+        await tool.close()
+    assert item["error"] == {"type": "mcp_protocol_error", "code": -32700, "message": "Too large."}
+
+
+@pytest.mark.parametrize("method", ["initialize", "tools/list"])
+async def test_answer_to_another_request_fails_the_list_at_once(method: str) -> None:
+    tool = McpHostedTool(HostedSetup(settings=make_settings()))
+    async with serve_mcp({"run": lambda _: "done"}) as server:
+        server.replies[method] = {"id": 1000}
+        with pytest.raises(ConnectorError, match="its id is another one, or missing"):
+            await call(tool, server)
+        await tool.close()
