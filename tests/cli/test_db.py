@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import io
 import json
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -381,6 +382,18 @@ def test_status_migrate_and_expire_report_the_store(
         shown = capsys.readouterr().out
         assert "(current)" in shown
         assert "search_path" not in shown
+
+
+def test_closed_pipe_ends_the_status_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    assert main(["db", "migrate", "--store", url]) == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert (main(["db", "status", "--store", url]), capfd.readouterr().err) == (1, "")
 
 
 @pytest.mark.parametrize(("version", "advice"), [(999, "Use a newer version"), (3, "Run antiphon db migrate first")])

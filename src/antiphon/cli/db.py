@@ -28,7 +28,9 @@ def run(arguments: Namespace) -> int:
     commands = {"status": _show_status, "migrate": _migrate, "expire": _expire, "export": _export, "import": _import}
     try:
         asyncio.run(commands[arguments.db_command](settings, arguments))
-    except OSError as error:  # of the file to import
+    except OSError as error:
+        if error.filename is None:  # of the output, not of the file to import
+            raise
         raise ConfigError(f"{error.filename}: {error.strerror}.") from None
     return 0
 
