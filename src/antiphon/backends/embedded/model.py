@@ -265,6 +265,8 @@ class Llama:
         # A cache of evicted prompts would take gigabytes. Each slot still caches its last prompt.
         params.cache_ram_mib = 0
         params.verbosity = -1
+        # The context is set above. Computing one that fits takes time in which no other thread runs.
+        params.fit_params = False
         return params
 
     async def close(self) -> None:
