@@ -1,7 +1,9 @@
 """Two nodes on one PostgreSQL database: either of them retrieves, follows and cancels a response in progress."""
 
+import asyncio
 import http.client
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -122,6 +124,50 @@ def test_foreground_response_in_progress_is_served_alike(
     assert call(second, "GET", path) == call(nodes[0], "GET", path) == (200, cancelled)
     assert call(second, "POST", f"{path}/cancel") == (200, cancelled)
     assert call(second, "GET", f"{path}?stream=true") == (400, RESUME_REFUSED)
+
+
+def test_input_of_a_response_in_progress_is_listed_alike(nodes: list[LiveServer], second: LiveServer) -> None:
+    given = [{"role": "user", "content": text} for text in ("a", "b", "c", "wait")]
+    with closing(SseStream(nodes[0], input=given)) as stream:
+        path = stream.read()["response"]["id"] + "/input_items"
+        _, whole = call(second, "GET", f"{path}?order=asc")
+        items = whole["data"]
+        assert ([item["content"][0]["text"] for item in items], whole["has_more"]) == (["a", "b", "c", "wait"], False)
+        pages = [
+            call(second, "GET", f"{path}?limit=2&order=asc"),
+            call(second, "GET", f"{path}?limit=2&order=asc&after={items[1]['id']}"),
+            call(second, "GET", f"{path}?limit=2&after={items[3]['id']}"),
+        ]
+        assert [(status, page["data"], page["has_more"]) for status, page in pages] == [
+            (200, items[:2], True),
+            (200, items[2:], False),
+            (200, [items[2], items[1]], True),
+        ]
+        unknown = {"message": "No item with id 'msg_x' in this list.", "param": "after", "code": "invalid_value"}
+        expected = (400, unknown | {"type": "invalid_request_error"})
+        assert call(second, "GET", f"{path}?after=msg_x") == expected
+
+
+async def test_page_of_a_large_input_is_sent_without_the_rest(
+    nodes: list[LiveServer], postgres_schema: EmptySchema
+) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    large = "".join(map(chr, random.Random(0).choices(range(0x4E00, 0x9FFF), k=500_000)))  # hard to compress
+    received: list[str] = []
+    connection = await asyncpg.connect(postgres_schema.url)
+    try:
+        channel = f"antiphon_{postgres_schema.name}"
+        await connection.add_listener(channel, lambda *notification: received.append(notification[-1]))
+        with closing(
+            SseStream(nodes[0], input=[{"role": "user", "content": text} for text in (large, "wait")])
+        ) as stream:
+            path = stream.read()["response"]["id"]
+            status, page = await asyncio.to_thread(call, nodes[1], "GET", f"{path}/input_items?limit=1")
+            assert (status, page["data"][0]["content"][0]["text"], page["has_more"]) == (200, "wait", True)
+        await connection.execute("SELECT 1")
+    finally:
+        await connection.close()
+    assert 0 < sum(map(len, received)) < 50_000
 
 
 @pytest.mark.parametrize("begin", [SseStream, WebSocketStream])

@@ -6,7 +6,7 @@ the server, or another node.
 
 import asyncio
 import math
-from functools import partial
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,17 +17,27 @@ from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import Serving
 from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol import codec
+from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order, RunKey, Store
+from antiphon.store.item_offsets import report_unknown_item
 from antiphon.store.peer_link import PeerLink, PeersUnresponsive
-from antiphon.store.record import unpack_page
 
-_CANCEL, _RETRIEVE, _INPUT = "cancel", "retrieve", "input"
+_CANCEL, _RETRIEVE, _INPUT = "cancel", "retrieve", "input_page"
 # Other ids are not sent to all processes, because none has such a response.
 _ID_PREFIX = "resp_"
 _MAX_ID_LENGTH = 200
 # Maximum of `Retry-After` while a process does not answer.
 _MAX_RETRY_SECONDS = 30
+
+
+class _InputPage(msgspec.Struct, array_like=True):
+    """A page of input items. Only its items are sent to another process, not the whole input."""
+
+    after: str | None
+    limit: int
+    order: Order
 
 
 class ForegroundResponses:
@@ -121,10 +131,11 @@ class ForegroundResponses:
     ) -> ItemRows:
         """Return a page of the input of a response that was not in the store. Raises as `find` does."""
         await self.find(project, response_id)
-        encoded = await self._encode_input(project, response_id) or await self._ask(_INPUT, project, response_id)
+        page = _InputPage(after, limit, order)
+        encoded = await self._encode_input(project, response_id, page)
+        encoded = encoded or await self._ask(_INPUT, project, response_id, page) or b""
         if encoded:
-            unpack = partial(unpack_page, after=after, limit=limit, order=order)
-            return await offload.run_sized(len(encoded), unpack, response_id, encoded)
+            return await offload.run_sized(len(encoded), _decode_page, encoded, page)
         rows = await self._store.list_input_items(project, response_id, after=after, limit=limit, order=order)
         if rows is None:
             raise report_unknown(response_id)
@@ -151,11 +162,11 @@ class ForegroundResponses:
         answer = await self._ask(_CANCEL, project, response_id)
         return await _decode(answer) if answer else None
 
-    async def _ask(self, kind: str, project: str, response_id: str) -> bytes | None:
+    async def _ask(self, kind: str, project: str, response_id: str, *details: _InputPage) -> bytes | None:
         """Return the answer of the process that has a response, or None."""
         if len(response_id) > _MAX_ID_LENGTH or not response_id.startswith(_ID_PREFIX):
             return None
-        question = msgspec.json.encode((project, response_id))
+        question = msgspec.json.encode((project, response_id, *details))
         silent_seconds = self._lease
         for link in self._links:
             try:
@@ -182,16 +193,36 @@ class ForegroundResponses:
         return await _encode(None if run is None else run.begun)
 
     async def _answer_input(self, payload: bytes) -> bytes:
-        return await self._encode_input(*_decode_key(payload))
+        return await self._encode_input(*msgspec.json.decode(payload, type=tuple[str, str, _InputPage]))
 
-    async def _encode_input(self, project: str, response_id: str) -> bytes:
-        """Return the input of a response of this process as JSON; nothing if there is no such response."""
+    async def _encode_input(self, project: str, response_id: str, page: _InputPage) -> bytes:
+        """Return a page of the input of a response of this process; nothing if there is no such response."""
         run = self._find_stored(project, response_id)
-        return b"" if run is None else await offload.run_in_thread(codec.encode, run.input_items)
+        return b"" if run is None else await offload.run_in_thread(_encode_page, run.input_items, page)
 
 
 def report_unknown(response_id: str) -> NotFound:
     return NotFound(f"Response with id '{response_id}' not found.", param="response_id")
+
+
+def _encode_page(items: Sequence[Item | Unknown], page: _InputPage) -> bytes:
+    """Return the items of a page and whether more follow, as JSON; null if there is no item to start after."""
+    ordered = items if page.order == "asc" else items[::-1]
+    start = 0
+    if page.after is not None:
+        start = 1 + next((index for index, item in enumerate(ordered) if item.id == page.after), -1)
+        if not start:
+            return b"null"
+    end = start + page.limit
+    return codec.encode((ordered[start:end], end < len(ordered)))
+
+
+def _decode_page(encoded: bytes, page: _InputPage) -> ItemRows:
+    decoded = msgspec.json.decode(encoded, type=tuple[msgspec.Raw, bool] | None)
+    if decoded is None:
+        raise report_unknown_item(page.after or "")
+    items, has_more = decoded
+    return ItemRows(items=codec.decode_items_lossless(bytes(items)), has_more=has_more)
 
 
 def _decode_key(payload: bytes) -> tuple[str, str]:
