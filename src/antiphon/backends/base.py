@@ -23,73 +23,102 @@ from antiphon.upstream.addresses import OutboundRules
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One model call: the request, and the whole context that the model reads.
 
-    `items` is the context in order: the stored history, then this request's input. It does not include
-    `request.instructions`. Do not read `request.input`: it has only the newest part. `request.tools` and
-    `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
-    turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
-    `for_response` is the id of the response that the turn belongs to, for traces.
-    `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch. A
-    `background` turn waits behind the others in the backend's queue. `grammar_limits` are the limits on schemas and
-    grammars that a backend compiles itself. `is_suspect`: the process of an earlier attempt at this turn has died, so
-    the turn may be the cause.
-
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
-    client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
-    client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
-    accepted the request, at the latest with the first delta. A backend that reads an answer of unknown size stops it
-    at `limits`, with `limits.make_error`. The engine checks the deltas against them, too. URLs in `items` that another
-    server fetches must follow `outbound`. `text_items` is the same list as `items` if the engine has found no media in
-    it. `load_deferred` loads the tools of the empty namespaces in `request.tools`, before the first tool search of the
-    turn. It returns the tools, and the deltas of the items that list them.
+    client's param path.
     """
 
     request: CreateRequest
+    """Its `tools` and `tool_choice` are resolved and validated. Do not read `input`: it has only the newest items."""
+
     items: list[Item | Unknown]
+    """The context in order: the stored history, then this request's input, without `request.instructions`."""
+
     project: str = ""
+    """The owner of the turn."""
+
     response_id: str = ""
+    """Set if the turn is repeated after a crash: readers can continue if the same id gets the same answer."""
+
     for_response: str = ""
+    """The id of the response that the turn belongs to, for traces."""
+
     streamed: bool = True
+    """False if the answer is read only when it is complete: a backend may then yield it in one batch."""
+
     background: bool = False
+    """True if the turn waits behind the others in the backend's queue."""
+
     grammar_limits: GrammarLimits = GrammarLimits()
+    """The limits on schemas and grammars that a backend compiles itself."""
+
     is_suspect: bool = False
+    """True if the process of an earlier attempt at this turn has died, so that the turn may be the cause."""
+
     find_param: Callable[[Item | Unknown], str | None] | None = None
+    """Returns the client's param path of an item."""
+
     warnings: list[str] = msgspec.field(default_factory=list)
+    """Warnings for the client. A stage or a backend may append to them before `stream` returns."""
+
     on_accepted: Callable[[], object] | None = None
+    """Called by a backend when another server has accepted the request, at the latest with the first delta."""
+
     load_deferred: Callable[[], Awaitable[tuple[list[Tool | Unknown], list[Delta]]]] | None = None
+    """Loads the tools of the empty namespaces in `request.tools`, before the first tool search of the turn.
+
+    It returns the tools, and the deltas of the items that list them.
+    """
+
     limits: AnswerLimits = AnswerLimits()
+    """A backend that reads an answer of unknown size stops it here, with `limits.make_error`.
+
+    The engine checks the deltas against them, too.
+    """
+
     outbound: OutboundRules = OutboundRules()
+    """The rules for URLs in `items` that another server fetches."""
+
     text_items: list[Item | Unknown] | None = None
+    """The same list as `items` if the engine has found no media in it."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The features that a backend supports itself. The engine emulates others, or rejects them by name.
-
-    `tools` are the tool types that the backend accepts unchanged. With `any_tool` it accepts every type, and executes
-    tools that are not the client's. With `any_model` it serves more models than it lists, and `context_window` is the
-    context size of these, if known. With `verify_json_schema`, another server claims to support `json_schema`, so the
-    output is validated again. `list_ignored` returns the parameters of a request without effect on the named model.
-    With `file_ids`, the backend takes ids of files that this server does not have, or rejects them itself. With
-    `file_urls`, it takes the URLs of files.
-    A backend that compiles schemas has `check_schemas`: it raises InvalidRequest for a malformed or too large schema.
-    """
+    """The features that a backend supports itself. The engine emulates others, or rejects them by name."""
 
     tools: frozenset[str] = frozenset()
+    """The tool types that the backend accepts unchanged."""
+
     any_tool: bool = False
+    """The backend accepts every tool type, and executes tools that are not the client's."""
+
     any_model: bool = False
+    """The backend serves more models than it lists."""
+
     context_window: int | None = None
+    """The context size of the models that are not listed, if known."""
+
     json_schema: bool = False
     verify_json_schema: bool = False
+    """Another server claims to support `json_schema`, so the output is validated again."""
+
     images: bool = False
     files: bool = False
     file_ids: bool = False
+    """The backend takes ids of files that this server does not have, or rejects them itself."""
+
     file_urls: bool = False
+    """The backend takes the URLs of files."""
+
     audio: bool = False
     video: bool = False
     logprobs: bool = False
     penalties: bool = False
     reasoning: bool = False
     list_ignored: Callable[[CreateRequest, str], Sequence[str]] | None = None
+    """Returns the parameters of a request without effect on the named model."""
+
     check_schemas: Callable[[CreateRequest, GrammarLimits], Awaitable[None]] | None = None
+    """Raises InvalidRequest for a malformed or too large schema, in a backend that compiles schemas."""
 
 
 _NOT_ABLE = frozenset({"any_model", "verify_json_schema", "file_ids", "file_urls"})
