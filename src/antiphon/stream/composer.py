@@ -448,7 +448,7 @@ class Composer:
         return event_type(next(self._numbers), self.response)
 
     def _close_all(self, ending: Ending) -> list[Event]:
-        """Close all open items. `choose_ending` tells which of them end so."""
+        """Close all open items, each with the ending that `choose_ending` returns."""
         drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
         composed: list[Event] = []
         for draft in drafts:

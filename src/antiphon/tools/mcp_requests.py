@@ -119,7 +119,7 @@ async def _answer(function: Callable[[Any], Any], request: McpElicitation | McpS
 
 
 def _read_sampling(server: str, params: Any, translate: Callable[[JsonObject], JsonObject]) -> McpSampling:
-    """Raises _UnsupportedRequest for a request that a function for sampling cannot answer."""
+    """Raise _UnsupportedRequest for a request that a function for sampling cannot answer."""
     if params.tools:
         raise _UnsupportedRequest("Sampling with tools is not supported.")
     preferences = params.model_preferences
