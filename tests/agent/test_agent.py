@@ -289,6 +289,8 @@ def plain(city: str) -> str:
     [
         (lambda: Agent(model="m", tools=[look_up, look_up]), "There are two tools called 'look_up'."),
         (lambda: Agent(model="m", tools=[plain]), "plain is not a tool: decorate it with @tool."),  # type: ignore[list-item]
+        (lambda: Agent(model="m", tools=[Agent(model="m")]), "tools: an agent is not a tool. Use its as_tool"),  # type: ignore[list-item]
+        (lambda: Agent(model="m", hooks=["log"]), "hooks: expected functions, got str."),  # type: ignore[list-item]
         (lambda: Agent(model="m", limits=Limits(cost=1.0)), "The limit 'cost' requires 'prices'."),
         (
             lambda: Agent(model="m", conversation_state="cloud"),

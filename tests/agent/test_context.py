@@ -1,5 +1,6 @@
 """The context of a run: deps, dynamic instructions and tools, hooks, and options of one run."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -300,6 +301,9 @@ def test_cost_limit_of_a_run_requires_prices() -> None:
         ({"tools": [len]}, ConfigError, "len is not a tool"),
         ({"settings": {"metadata": object()}}, InvalidRequest, "The settings cannot be encoded as JSON"),
         ({"ledger": "runs.db"}, ConfigError, "ledger: expected a ledger such as"),
+        ({"cancel": True}, ConfigError, "cancel: expected an asyncio.Event, got bool."),
+        ({"cancel": threading.Event()}, ConfigError, "cancel: expected an asyncio.Event, got Event."),
+        ({"history": "Go."}, InvalidRequest, "history: expected a list of items"),
         ({"modle": "x"}, TypeError, "unexpected keyword argument 'modle'"),
     ],
 )
@@ -307,6 +311,15 @@ def test_invalid_options_of_a_run_are_refused(options: dict[str, Any], error: ty
     agent = Agent(model="scripted", base_url="http://127.0.0.1:1/v1")
     with pytest.raises(error, match=message):
         agent.run_stream("Go.", **options)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"), [(None, "got NoneType. It is None for a run that has an answer."), (5, "got int.")]
+)
+def test_value_that_is_no_run_is_not_resumed(run: Any, message: str) -> None:
+    agent = Agent(model="scripted", base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(InvalidRequest, match=f"run: expected the id of a run or the state of its outcome, {message}"):
+        agent.resume_stream(run)
 
 
 # Former names

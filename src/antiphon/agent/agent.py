@@ -11,10 +11,13 @@ from antiphon.agent.arguments import (
     ResumeOptions,
     StartOptions,
     check_agent_types,
+    check_cancel,
     check_deps,
+    check_run,
     check_settings,
     check_types,
     make_run_id,
+    read_history,
     read_task,
     rename_durable,
     require_json,
@@ -113,7 +116,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
         if history_filter is not None and mode == "server":
             raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
-        check_agent_types(limits, prices, instructions)
+        check_agent_types(limits, prices, instructions, hooks or ())
         check_settings(settings, mode)
         if transport is not None and not (base_url is None and api_key is None):
             raise ConfigError("transport: it has its own address and key. Do not pass base_url or api_key.")
@@ -228,7 +231,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         """
         given = rename_durable(options, StartOptions)
         arguments = self._check_arguments(deps, given, raw_events=raw_events, partial_output=partial_output)
-        history = given.get("history", ())
+        history = read_history(given.get("history") or ())
         if arguments.session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
         run_id = given.get("run_id") or make_run_id()
@@ -288,6 +291,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         the same way.
         """
         given = rename_durable(options, ResumeOptions)
+        check_run(run)
         arguments = self._check_arguments(deps, given, raw_events=raw_events, partial_output=partial_output)
         verdicts = make_verdicts(given.get("approvals"))
         return self._make_runner().resume(run, verdicts, arguments, force=given.get("force", False))
@@ -348,6 +352,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         """Check the arguments of a run. Raises ConfigError or InvalidRequest."""
         ledger, session, limits = options.get("ledger"), options.get("session"), options.get("limits")
         check_types(ledger, session, limits)
+        check_cancel(options.get("cancel"))
         check_deps(deps, self._deps_type)
         settings = options.get("settings")
         check_settings(settings, self._definition.conversation_state)

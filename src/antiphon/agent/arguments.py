@@ -133,6 +133,28 @@ def takes_context(hook: Callable[..., object]) -> bool:
     return len(positional) > 1
 
 
+def read_history(history: Any) -> list[JsonObject]:
+    """Return the earlier items of a run. Raises InvalidRequest for anything else."""
+    if not isinstance(history, Sequence) or not all(isinstance(item, dict) for item in history):
+        raise InvalidRequest("history: expected a list of items, such as outcome.history.", param="history")
+    return list(history)
+
+
+def check_run(run: object) -> None:
+    """Raise InvalidRequest if a value is neither the id nor the state of a run."""
+    if not isinstance(run, str | bytes):
+        reason = " It is None for a run that has an answer." if run is None else ""
+        raise InvalidRequest(
+            f"run: expected the id of a run or the state of its outcome, got {type(run).__name__}.{reason}", param="run"
+        )
+
+
+def check_cancel(cancel: Any) -> None:
+    """Raise ConfigError if an event is not one of an event loop."""
+    if cancel is not None and not (hasattr(cancel, "is_set") and inspect.iscoroutinefunction(cancel.wait)):
+        raise ConfigError(f"cancel: expected an asyncio.Event, got {type(cancel).__name__}.")
+
+
 def check_types(ledger: object, session: object, limits: object) -> None:
     """Raise ConfigError if one of these arguments of a run is neither None nor of its type."""
     if ledger is not None and not hasattr(ledger, "append"):
@@ -143,13 +165,16 @@ def check_types(ledger: object, session: object, limits: object) -> None:
         raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
-def check_agent_types(limits: object, prices: object, instructions: object) -> None:
+def check_agent_types(limits: object, prices: object, instructions: object, hooks: Sequence[object]) -> None:
     """Raise ConfigError if one of these options of an agent is neither None nor of its type."""
     check_types(None, None, limits)
     if prices is not None and not isinstance(prices, Prices):
         raise ConfigError(f"prices: expected Prices, got {type(prices).__name__}.")
     if instructions is not None and not isinstance(instructions, str) and not callable(instructions):
         raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
+    for hook in hooks:
+        if not callable(hook):
+            raise ConfigError(f"hooks: expected functions, got {type(hook).__name__}.")
 
 
 def rename_durable(options: Options, kind: type[Options]) -> Options:

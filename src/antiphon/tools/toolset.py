@@ -133,6 +133,8 @@ def check_members(members: Any) -> tuple[Member, ...]:
     for each in checked:
         if not isinstance(each, Tool | ServerTool | ToolSource):
             name = getattr(each, "__name__", repr(each))
+            if hasattr(each, "as_tool"):
+                raise ConfigError("tools: an agent is not a tool. Use its as_tool(name, description), or a handoff.")
             raise ConfigError(f"{name} is not a tool: decorate it with @tool.")
     return checked
 
