@@ -6,7 +6,7 @@ This module imports OpenTelemetry.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -23,7 +23,7 @@ from antiphon.protocol.tools import hide_credentials
 from antiphon.stream import deltas
 from antiphon.stream.composer import Composer
 from antiphon.stream.delta_codec import join_text
-from antiphon.stream.deltas import CustomToolCall, Delta, Deltas, Failure, Finish, Served, TokenUsage, ToolCall
+from antiphon.stream.deltas import CustomToolCall, Delta, Deltas, Failure, Finish, Served, Text, TokenUsage, ToolCall
 from antiphon.telemetry.conventions import (
     MAX_CONTENT_BYTES,
     REQUEST_ATTRIBUTES,
@@ -33,9 +33,10 @@ from antiphon.telemetry.conventions import (
     note_omission,
     record_error,
 )
-from antiphon.telemetry.current_context import SPAN_KEY, read_context, reset_context, set_context
+from antiphon.telemetry.current_context import SPAN_KEY, CurrentSpan, read_context
 from antiphon.telemetry.messages import make_input_messages, make_output_messages
 from antiphon.telemetry.otlp.frame import SpanFrame
+from antiphon.telemetry.otlp.span import OtlpSpan, StartedCall
 
 if TYPE_CHECKING:
     from antiphon.engine.telemetry import EngineTelemetry
@@ -68,7 +69,8 @@ _CLIENT_KIND: int = SpanKind.CLIENT.value
 _RECORDED = frozenset({Served, TokenUsage, Finish, Failure, ToolCall, CustomToolCall})
 
 _is_recorded = _RECORDED.__contains__
-_FEW = 8
+# The answer of most requests that are not streamed.
+_TEXT_ANSWER = [Text, TokenUsage, Finish]
 
 # The requested model, the parameters, the type of the output, the model that has answered, and the finish reason.
 _FrameKey = tuple[Any, ...]
@@ -114,6 +116,10 @@ class TracedBackend(Stage):
         self._finish_span = telemetry.finish_span
         self._metrics = telemetry.metrics
         self._provider = provider
+        # Backends of this package need no current span: `encode_trace_headers` finds the header of the call.
+        is_own = type(inner).__module__.startswith(_BACKENDS)
+        self._is_simple = is_own and not telemetry.captures_content and telemetry.start_otlp_span is not None
+        self._ended_spans = telemetry.ended_spans
         url = inner.upstream.options.base_url if isinstance(inner, UpstreamBackend) else ""
         address = describe_address(url)
         self._host = str(address.get("server.address", ""))
@@ -122,36 +128,44 @@ class TracedBackend(Stage):
         self._frames: dict[_FrameKey, SpanFrame] = {}
 
     async def stream(self, turn: Turn) -> Deltas:
-        started_at, context = perf_counter(), read_context()
-        span: Span | None
-        if self._start_otlp_span is not None:
-            span = self._start_otlp_span(context.get(SPAN_KEY), _CLIENT_KIND)
-        else:
-            span = self._start_sdk_span(turn.request)
+        started_at, parent = perf_counter(), read_context().get(SPAN_KEY)
+        span: Span | StartedCall | None = None
         try:
-            if span is None:
-                answer = await self.inner.stream(turn)
-            else:
-                if self.captures_content and span.is_recording():
-                    span.set_attributes(await offload.run(_describe_content, turn))
-                # The span is the current one only while the request is sent. The reader of the deltas has its own.
-                token = set_context({SPAN_KEY: span} if len(context) < 2 else {**context, SPAN_KEY: span})
+            if self._is_simple and type(parent) is OtlpSpan and parent.call_id:
+                span = parent, parent.call_id, time_ns()
+                parent.call_id, parent.sent_header = b"", parent.call_header
                 try:
                     answer = await self.inner.stream(turn)
                 finally:
-                    reset_context(token)
+                    parent.sent_header = b""
+            elif (span := self._start_span(parent, turn.request)) is not None:
+                if self.captures_content and span.is_recording():
+                    span.set_attributes(await offload.run(_describe_content, turn))
+                # The span is the current one only while the request is sent. The reader of the deltas has its own.
+                with CurrentSpan(span):
+                    answer = await self.inner.stream(turn)
+            else:
+                answer = await self.inner.stream(turn)
         except BaseException as error:
             ModelCall(self, turn, span, started_at).end(error)
             raise
-        whole: Sequence[Delta] | None = getattr(answer, "whole", None)
+        whole: Any = getattr(answer, "whole", None)
         if whole is None or self.captures_content:
             return ModelCall(self, turn, span, started_at, answer)
         # Nothing more will happen, so the deltas need no wrapper.
-        last: dict[type, Any] = {}
-        for delta in _skip_text(whole) if len(whole) > _FEW else whole:
-            last[type(delta)] = delta
-        self.record_end(turn, span, started_at, perf_counter() - started_at if turn.streamed else None, last)
+        first_chunk = perf_counter() - started_at if turn.streamed else None
+        if type(span) is tuple and self._metrics is None and [*map(type, whole)] == _TEXT_ANSWER:
+            _, counted, finish = whole
+            self._finish(turn, span, first_chunk, turn.request.model, finish.reason, counted)
+        else:
+            last = {type(delta): delta for delta in _skip_text(whole)}
+            self.record_end(turn, span, started_at, first_chunk, last)
         return answer
+
+    def _start_span(self, parent: Span | None, request: CreateRequest) -> Span | None:
+        if self._start_otlp_span is not None:
+            return self._start_otlp_span(parent, _CLIENT_KIND)
+        return self._start_sdk_span(request)
 
     def _start_sdk_span(self, request: CreateRequest) -> Span | None:
         """Start a span with attributes, because a sampler of the SDK can read them. Return None without traces."""
@@ -165,7 +179,7 @@ class TracedBackend(Stage):
     def record_end(
         self,
         turn: Turn,
-        span: Span | None,
+        span: Span | StartedCall | None,
         started_at: float,
         first_chunk: float | None,
         last: Mapping[type, Any],
@@ -189,11 +203,29 @@ class TracedBackend(Stage):
             self._metrics.record_call(self._make_record(turn, error_type, seconds, first_chunk, last))
         if span is None or type(span) is NonRecordingSpan:
             return
-        if error_type:
-            _record_failure(span, error, error_type, last)
-        if emitted:
-            span.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
-        request, served, counted = turn.request, last.get(Served), last.get(TokenUsage)
+        if error_type or emitted:
+            described = _make_span(*span) if isinstance(span, tuple) else span
+            if error_type:
+                _record_failure(described, error, error_type, last)
+            if emitted:
+                described.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
+            span = described
+        served = last.get(Served)
+        # The upstream may name the model that has answered.
+        named = turn.request.model if served is None else served.named or served.model
+        self._finish(turn, span, first_chunk, named, reason, last.get(TokenUsage))
+
+    def _finish(
+        self,
+        turn: Turn,
+        span: Span | StartedCall,
+        first_chunk: float | None,
+        answered_by: str | None,
+        reason: str,
+        counted: TokenUsage | None,
+    ) -> None:
+        """End the span of a call. `answered_by` is the model that has answered."""
+        request = turn.request
         key = (
             request.model,
             request.max_output_tokens,
@@ -202,8 +234,7 @@ class TracedBackend(Stage):
             request.frequency_penalty,
             request.presence_penalty,
             None if request.text is None else _find_output_type(request),
-            # The upstream may name the model that has answered.
-            request.model if served is None else served.named or served.model,
+            answered_by,
             reason,
         )
         frame = self._frames.get(key) or self._make_frame(key)
@@ -222,7 +253,14 @@ class TracedBackend(Stage):
                 usage.input_tokens_details.cached_tokens,
                 usage.output_tokens_details.reasoning_tokens,
             )
-        self._finish_span(span, frame, values)
+        if type(span) is tuple:
+            parent, span_id, start_time = span
+            # The queue is checked at the end of the span above it.
+            self._ended_spans.append(
+                (frame, self._tracer, parent.trace_id, span_id, parent.span_id, start_time, time_ns(), values)
+            )
+        else:
+            self._finish_span(span, frame, values)
 
     def _make_record(
         self, turn: Turn, error_type: str, seconds: float, first_chunk: float | None, last: Mapping[type, Any]
@@ -272,7 +310,12 @@ class ModelCall:
     )
 
     def __init__(
-        self, backend: TracedBackend, turn: Turn, span: Span | None, started_at: float, answer: Deltas | None = None
+        self,
+        backend: TracedBackend,
+        turn: Turn,
+        span: Span | StartedCall | None,
+        started_at: float,
+        answer: Deltas | None = None,
     ) -> None:
         self._backend = backend
         self._turn = turn
@@ -302,7 +345,7 @@ class ModelCall:
         if self._emitted is not None:
             self._emitted += batch
         last = self._last
-        for delta in _skip_text(batch) if len(batch) > _FEW else batch:
+        for delta in _skip_text(batch):
             last[type(delta)] = delta
         if last and (Finish in last or Failure in last):
             self.end()
@@ -330,6 +373,12 @@ def _find_failure(error: BaseException | None, last: Mapping[type, Any]) -> str:
     return last[Failure].code if Failure in last else CANCELLED
 
 
+def _make_span(parent: OtlpSpan, span_id: bytes, start_time: int) -> OtlpSpan:
+    """Return the span of a call that was started without a span object."""
+    ids = (parent.trace_id, span_id, parent.span_id)
+    return OtlpSpan(parent.tracer, "", _CLIENT_KIND, *ids, parent.flags, start_time)
+
+
 def _record_failure(span: Span, error: BaseException | None, error_type: str, last: Mapping[type, Any]) -> None:
     if error is not None:
         record_error(span, error)
@@ -340,7 +389,7 @@ def _record_failure(span: Span, error: BaseException | None, error_type: str, la
 
 
 def _skip_text(batch: Sequence[Delta]) -> Iterable[Delta]:
-    """Return the deltas that are recorded. The loop is in C, which pays only for more than a few deltas."""
+    """Return the deltas that are recorded. The loop is in C."""
     return compress(batch, map(_is_recorded, map(type, batch)))
 
 

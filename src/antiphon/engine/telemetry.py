@@ -33,6 +33,7 @@ from antiphon.telemetry.conventions import (
 )
 from antiphon.telemetry.current_context import CurrentSpan
 from antiphon.telemetry.otlp.provider import OtlpTracer, find_finish_function
+from antiphon.telemetry.otlp.span import SpanRecord
 from antiphon.telemetry.trace_context import TRACEPARENT, format_traceparent, parse_trace_headers
 
 _DATA_STORES = frozenset({"file_search"})
@@ -52,6 +53,7 @@ class EngineTelemetry:
         self.metrics = metrics
         self.captures_content = captures_content and tracer is not None
         self.start_otlp_span = tracer.start if isinstance(tracer, OtlpTracer) else None
+        self.ended_spans: list[SpanRecord] = tracer.queue.records if isinstance(tracer, OtlpTracer) else []
         self.finish_span = find_finish_function(tracer)
 
     def wrap_backend(self, name: str, backend: Backend) -> TracedBackend:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from antiphon.config.settings import Settings
@@ -72,17 +73,23 @@ class App:
         self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self.begin_request(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._serve(UpgradeRequest(scope, receive, send, body_budget=self.body_budget), self._upgrades)
+        if scope["type"] in ("http", "websocket"):
+            with nullcontext() if self._spans is None else self._spans.keep_context():
+                if scope["type"] == "http":
+                    await self.begin_request(scope, receive, send)
+                else:
+                    upgrade = UpgradeRequest(scope, receive, send, body_budget=self.body_budget)
+                    await self._serve(upgrade, self._upgrades)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         else:
             raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
 
     def begin_request(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Return the awaitable that serves an HTTP request. An await of `__call__` around it would cost more."""
+        """Return the awaitable that serves an HTTP request, for a task of its own.
+
+        An await of `__call__` around it would cost more.
+        """
         return self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
 
     def apply_settings(self, settings: Settings) -> None:

@@ -76,8 +76,7 @@ class HttpRequest:
     """A request, and the means to respond to it once.
 
     `respond` sends a whole response. `write` and `finish` send an event stream in parts. The fields below `id` are
-    filled in while the request is served; the access log reads them. `span` and `context_token` are set only if traces
-    are on.
+    filled in while the request is served; the access log reads them. `span` is set only if traces are on.
     """
 
     __slots__ = (
@@ -91,7 +90,6 @@ class HttpRequest:
         "body_budget",
         "body_share",
         "bytes_sent",
-        "context_token",
         "error_code",
         "extra_headers",
         "grant",
@@ -118,7 +116,6 @@ class HttpRequest:
     )
 
     span: "Span | None"
-    context_token: Any
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         self.started_at = time.perf_counter()

@@ -4,7 +4,6 @@ The rules are those of the propagator of OpenTelemetry. It is not used, because 
 """
 
 import re
-from binascii import hexlify
 from collections.abc import Mapping
 
 from opentelemetry import trace
@@ -12,12 +11,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, TraceState
 
 from antiphon.telemetry.current_context import NO_CONTEXT, SPAN_KEY, find_current_span, make_context, read_context
+from antiphon.telemetry.otlp.ids import encode_traceparent
 from antiphon.telemetry.otlp.span import OtlpSpan
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-
-_LINE_ENDS = [b"-%02x\r\n" % flags for flags in range(256)]
 
 _MAX_LENGTH = 512
 _FORMAT = re.compile(
@@ -53,14 +51,16 @@ def format_traceparent(context: Context | None = None) -> str:
 
 
 def encode_trace_headers() -> bytes:
-    """Return `traceparent` and `tracestate` of the current span as the lines of a request. b"" if there is none.
+    """Return `traceparent` and `tracestate` of the current model call or span as lines of a request, or b"".
 
     There is no `baggage`: it may have data that a client means for its own servers only.
     """
     span = read_context().get(SPAN_KEY)
-    if type(span) is OtlpSpan and span.details is None:
-        # A group has 16 bytes: the hyphen is between the ids.
-        return b"traceparent: 00-" + hexlify(span.trace_id + span.span_id, b"-", -16) + _LINE_ENDS[span.flags]
+    if type(span) is OtlpSpan:
+        if span.sent_header:
+            return span.sent_header
+        if span.details is None:
+            return encode_traceparent(span.trace_id, span.span_id, span.flags)
     value = "" if span is None else _format_span(span)
     if span is None or not value:
         return b""

@@ -12,12 +12,16 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
+from opentelemetry import trace
+
 from antiphon import Agent
 from antiphon.backends.chat_completions.backend import create as create_chat
 from antiphon.config.settings import BackendSettings
 from antiphon.server.log import JsonFormatter
+from antiphon.server.telemetry.spans import RequestSpans
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.telemetry.conventions import MAX_CONTENT_BYTES
+from antiphon.telemetry.current_context import NO_CONTEXT, CurrentSpan, read_context, set_context
 from antiphon.telemetry.environment import CONTENT_VARIABLE
 from antiphon.tools.hosted.registry import HostedTools
 from support.hosted_harness import FILE_SEARCH, make_call, make_script
@@ -42,6 +46,12 @@ def answer(text: str) -> Reply:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
     return json_of({"id": "chatcmpl_1", "model": "far-2", "choices": choices, "usage": usage})
+
+
+def call_file_search(call_id: str) -> Reply:
+    function = {"name": "file_search", "arguments": '{"queries": ["one"]}'}
+    message = {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+    return json_of({"model": "far-2", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
 
 
 @asynccontextmanager
@@ -132,6 +142,25 @@ def test_agent_server_and_upstream_are_one_tree(receiver: OtlpReceiver, start: S
         "gen_ai.usage.input_tokens": 7,
     }
     assert expected.items() <= inner.attributes.items()
+
+
+@pytest.mark.parametrize("headers", [{}, TRACEPARENT, TRACEPARENT | {"tracestate": "vendor=1"}])
+def test_each_model_call_sends_its_own_span_to_the_upstream(
+    receiver: OtlpReceiver, start: Serve, headers: dict[str, str]
+) -> None:
+    upstream = ThreadedServer(serve_chat(call_file_search("call_1"), call_file_search("call_2"), answer("Mild.")))
+    chat = create_chat("chat", {"base_url": upstream.url}, make_settings().data_dir)
+    tools = HostedTools([RecordingTool()])
+    server = start(others={"chat": chat}, settings={"models": {"mixed": ["chat/far"]}}, hosted_tools=tools)
+    body = {"model": "mixed", "input": "hi", "tools": [FILE_SEARCH]}
+    assert server.ask("POST", "/v1/responses", body, headers=headers).json["status"] == "completed"
+    server.stop()
+    sent = [each.headers["traceparent"] for each in upstream.server.requests if each.method == "POST"]
+    upstream.close()
+    calls = [span for span in receiver.spans if span.name == "chat far"]
+    assert [each[:-3] for each in sent] == [f"00-{span.trace_id}-{span.span_id}" for span in calls]
+    assert len({span.span_id for span in receiver.spans}) == len(receiver.spans) == 6
+    assert {span.parent_id for span in calls} == {receiver.find(SERVER).span_id}
 
 
 def test_hosted_calls_have_spans_of_their_own(receiver: OtlpReceiver, start: Serve) -> None:
@@ -383,3 +412,12 @@ def test_result_of_a_hosted_call_is_recorded_only_if_requested(
     assert "secret" not in json.dumps(silent)
     assert json.loads(full["gen_ai.tool.call.arguments"]) == {"queries": ["secret"]}
     assert json.loads(full["gen_ai.tool.call.result"])["queries"] == ["secret"]
+
+
+def test_caller_of_the_application_keeps_its_context() -> None:
+    spans = RequestSpans(trace.NoOpTracer())
+    with CurrentSpan(trace.INVALID_SPAN):
+        before = read_context()
+        with spans.keep_context():
+            set_context(NO_CONTEXT)
+        assert read_context() is before

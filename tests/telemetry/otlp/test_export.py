@@ -242,6 +242,18 @@ def test_full_queue_drops_spans_with_one_log_line(
     assert record.levelno == logging.WARNING
 
 
+def test_spans_that_were_added_without_a_check_are_dropped_with_the_next_one(
+    make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "3")
+    provider = make_provider()
+    monkeypatch.setattr(provider.queue, "_start", lambda: None)  # no export
+    tracer = provider.get_tracer("test")
+    provider.queue.records.extend((None, tracer.start_span(str(number))) for number in range(5))
+    tracer.start_span("last").end()
+    assert [span.name for _, span in provider.queue.records] == ["0", "1", "2"]
+
+
 def test_complete_batch_is_exported_at_once(
     receive: Receive, make_provider: MakeProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

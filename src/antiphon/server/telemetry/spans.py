@@ -3,9 +3,8 @@
 This module imports OpenTelemetry.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from opentelemetry import trace
@@ -21,14 +20,13 @@ from antiphon.telemetry.current_context import (
     SPAN_KEY,
     CurrentSpan,
     make_context,
+    read_context,
     reset_context,
     set_context,
 )
 from antiphon.telemetry.otlp.frame import SpanFrame
 from antiphon.telemetry.otlp.provider import OtlpTracer, find_finish_function
 from antiphon.telemetry.trace_context import parse_trace_headers
-
-logger = logging.getLogger(__name__)
 
 Serve = Callable[[HttpRequest, Router], Awaitable[None]]
 Report = Callable[[HttpRequest], None]
@@ -57,9 +55,8 @@ _FrameKey = tuple[str, str, bool, bytes, bytes, str, int]
 class RequestSpans:
     """Makes the spans of requests. They continue the trace that the header `traceparent` names.
 
-    `HttpRequest.context_token` is the token that restores the context, or None for a request without a trace. The
-    upgrade to a WebSocket has a context, but no span: a connection may be open for hours, and each of its responses
-    has one.
+    The context is that of the request's task, and is not restored: it ends with the task. The upgrade to a WebSocket
+    has a context, but no span: a connection may be open for hours, and each of its responses has one.
     """
 
     def __init__(self, tracer: trace.Tracer) -> None:
@@ -74,13 +71,13 @@ class RequestSpans:
 
         def serve_traced(http_request: HttpRequest, router: Router) -> Awaitable[None]:
             if http_request.path in _NOT_TRACED:
-                http_request.span = http_request.context_token = None
+                http_request.span = None
                 return serve(http_request, router)
             headers = http_request.headers
             parent = _parse_parent(headers) if b"traceparent" in headers else None
             if start_otlp_span is not None and type(http_request) is HttpRequest:
                 http_request.span = span = start_otlp_span(parent, _SERVER_KIND)
-                http_request.context_token = set_context({SPAN_KEY: span})
+                set_context({SPAN_KEY: span})
             else:
                 start_other(http_request, parent)
             return serve(http_request, router)
@@ -93,13 +90,7 @@ class RequestSpans:
 
         def report_traced(http_request: HttpRequest) -> None:
             report(http_request)
-            token, span = http_request.context_token, http_request.span
-            if token is None:
-                return
-            try:
-                reset_context(token)
-            except ValueError:
-                logger.debug("the context of a request was not reset: its task was dropped")
+            span = http_request.span
             if span is None or type(span) is NonRecordingSpan:
                 return
             if http_request.error_code is not None:
@@ -124,6 +115,16 @@ class RequestSpans:
 
         return report_traced
 
+    @contextmanager
+    def keep_context(self) -> Iterator[None]:
+        """Restore the context of the task after a request, for ASGI servers that serve several in one task."""
+        token = set_context(read_context())
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the task was dropped
+                reset_context(token)
+
     def record_error(self, http_request: HttpRequest, error: BaseException) -> None:
         """Record the exception that ends a request without a response, such as a cancellation."""
         if http_request.span is not None:
@@ -133,13 +134,14 @@ class RequestSpans:
         """Start the span of a request that is an upgrade, or whose tracer is not of this package."""
         context = NO_CONTEXT if parent is None else make_context(parent)
         if isinstance(http_request, UpgradeRequest):
-            http_request.span, http_request.context_token = None, set_context(context)
+            http_request.span = None
+            set_context(context)
             return
         # A sampler of the SDK can read the name and the attributes of a new span.
         method = http_request.method if http_request.method in _METHODS else _OTHER_METHOD
         attributes = _describe_start(http_request, method)
         http_request.span = span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
-        http_request.context_token = set_context(make_context(span))
+        set_context(make_context(span))
 
     def _make_frame(self, key: _FrameKey) -> SpanFrame:
         """Return the frame of requests with these values, and keep it for the next ones."""

@@ -23,7 +23,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from antiphon.telemetry.current_context import SPAN_KEY, read_context
 from antiphon.telemetry.otlp.attributes import clean_value
 from antiphon.telemetry.otlp.frame import SpanFrame
-from antiphon.telemetry.otlp.ids import UNUSED, make_ids
+from antiphon.telemetry.otlp.ids import UNUSED, encode_traceparent, make_ids
 from antiphon.telemetry.otlp.sampling import Sampler, make_sampler
 from antiphon.telemetry.otlp.span import OtlpSpan, SpanDetails, TracerScope
 from antiphon.telemetry.otlp.span_queue import SpanQueue
@@ -142,12 +142,12 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
     def start(self, parent: Span | None, kind: int) -> Span:
         """Start a span that `OtlpSpan.finish` names and describes. `kind` is the number of the SpanKind."""
         try:
-            trace_id, span_id = UNUSED.pop()
+            trace_id, span_id, call_id, header = UNUSED.pop()
         except IndexError:
-            trace_id, span_id = make_ids()
+            trace_id, span_id, call_id, header = make_ids()
         if parent is None:
             if self._is_simple:
-                return OtlpSpan(self, "", kind, trace_id, span_id, b"", _NEW_FLAGS, time_ns())
+                return OtlpSpan(self, "", kind, trace_id, span_id, b"", _NEW_FLAGS, time_ns(), call_id, header)
         elif type(parent) is OtlpSpan and parent.tracer is self and parent.details is None:
             # Every sampler gives the spans of one trace the same decision.
             return OtlpSpan(self, "", kind, parent.trace_id, span_id, parent.span_id, parent.flags, time_ns())
@@ -155,13 +155,13 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
             details = self._make_details(parent.trace_state)
             ids = (parent.trace_id, span_id, parent.span_id)
             return OtlpSpan(self, "", kind, *ids, parent.flags, time_ns(), details=details)
-        return self._start_first(parent, kind, trace_id, span_id)
+        return self._start_first(parent, kind, trace_id, span_id, call_id)
 
     def _make_details(self, state: TraceState | None) -> SpanDetails | None:
         """Return None if a new span needs no details. A span without them is not checked for limits."""
         return SpanDetails(state) if state or self.max_unchecked < 0 else None
 
-    def _start_first(self, parent: Span | None, kind: int, new_trace_id: bytes, span_id: bytes) -> Span:
+    def _start_first(self, parent: Span | None, kind: int, new_trace_id: bytes, span_id: bytes, call_id: bytes) -> Span:
         """Start the first span of a trace here. Its parent belongs to another process, or to another tracer."""
         remote = None if parent is None else parent.get_span_context()
         if remote is None or not remote.is_valid:
@@ -173,9 +173,12 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
             is_parent_sampled = bool(remote.trace_flags & _SAMPLED)
         if not self._sampler.decide(trace_id, is_parent_sampled=is_parent_sampled):
             return NonRecordingSpan(SpanContext(trace_id, _to_int(span_id), False, TraceFlags(flags), state))
-        ids = (trace_id.to_bytes(16, "big"), span_id, parent_id)
-        details = self._make_details(state)
-        return OtlpSpan(self, "", kind, *ids, flags | _SAMPLED, time_ns(), has_remote_parent=is_remote, details=details)
+        span = OtlpSpan(self, "", kind, trace_id.to_bytes(16, "big"), span_id, parent_id, flags | _SAMPLED, time_ns())
+        span.has_remote_parent = is_remote
+        span.details = self._make_details(state)
+        if span.details is None:
+            span.call_id, span.call_header = call_id, encode_traceparent(span.trace_id, call_id, span.flags)
+        return span
 
     @contextmanager
     def start_as_current_span(

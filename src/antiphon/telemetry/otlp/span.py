@@ -84,6 +84,9 @@ class SpanDetails:
         self.records_exception = self.sets_status_on_exception = True
 
 
+StartedCall = tuple["OtlpSpan", bytes, int]
+"""A model call without a span object: the span above it, the id of its own span, and its start."""
+
 SpanRecord = tuple[Any, ...]
 """A span that has ended, as it waits for its export.
 
@@ -95,8 +98,10 @@ a span without a frame is None and the span.
 class OtlpSpan(msgspec.Struct, eq=False, gc=False):
     """A span of a trace that is sampled. Times are in nanoseconds. After its end it does not change any more.
 
-    `kind` is the number of the SpanKind. The classes of msgspec are made in C, so this one is only registered as a
-    subclass of OpenTelemetry's `Span`.
+    `kind` is the number of the SpanKind. `call_id` and `call_header` are the id and the header of the first model
+    call below this span; the id is cleared when the call starts. `sent_header` is this header while the request of the
+    call is sent. The classes of msgspec are made in C, so this one is only registered as a subclass of OpenTelemetry's
+    `Span`.
     """
 
     tracer: "OtlpTracer"
@@ -107,10 +112,13 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
     parent_id: bytes
     flags: int
     start_time: int
+    call_id: bytes = b""
+    call_header: bytes = b""
     has_remote_parent: bool = False
     details: SpanDetails | None = None
     end_time: int = 0
     context: SpanContext | None = None
+    sent_header: bytes = b""
 
     @property
     def trace_state(self) -> TraceState | None:
@@ -248,9 +256,18 @@ def restore_span(record: SpanRecord) -> OtlpSpan:
     frame, tracer, trace_id, span_id, parent_id, start_time, end_time, values = record
     details = SpanDetails()
     details.attributes = frame.merge_values(values)
-    is_remote = frame.has_remote_parent
     ids = (trace_id, span_id, parent_id)
-    return OtlpSpan(tracer, frame.name, frame.kind, *ids, 0, start_time, is_remote, details, end_time)
+    return OtlpSpan(
+        tracer,
+        frame.name,
+        frame.kind,
+        *ids,
+        0,
+        start_time,
+        has_remote_parent=frame.has_remote_parent,
+        details=details,
+        end_time=end_time,
+    )
 
 
 def _append(entries: list[Any], entry: Any, max_count: int | None) -> int:

@@ -161,9 +161,12 @@ class SpanQueue:
         return (JsonEncoder if is_json else ProtobufEncoder)(resource.attributes, resource.schema_url)
 
     def _drop_newest(self) -> None:
-        with suppress(IndexError):  # exported by the thread
-            self.records.pop()
-            self._dropped += 1
+        if self._is_closed:  # the last batches may still be exported
+            with suppress(IndexError):
+                self.records.pop()
+        else:
+            self._dropped += max(0, len(self.records) - self._max_size)
+            del self.records[self._max_size :]
         if not self._is_closed and self._log_limit.is_due():
             logger.warning(
                 "%d spans were dropped: the queue is full (OTEL_BSP_MAX_QUEUE_SIZE, %d)", self._dropped, self._max_size
