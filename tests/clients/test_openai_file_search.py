@@ -139,6 +139,19 @@ def test_unknown_store_is_refused_before_the_response(client: Any) -> None:
     assert caught.value.param == "tools[0].vector_store_ids[0]"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_deleted_store_of_an_inherited_tool_names_the_previous_response(client: Any, *, is_streamed: bool) -> None:
+    deleted = client.vector_stores.create(name="soon deleted")
+    tool = {"type": "file_search", "vector_store_ids": [deleted.id]}
+    first = client.responses.create(model="scripted", input="again", tools=[tool])
+    client.vector_stores.delete(deleted.id)
+    continued = {"model": "scripted", "input": "again", "previous_response_id": first.id}
+    with pytest.raises(openai.NotFoundError, match="send 'tools' to use others, or \\[\\] for none") as caught:
+        client.responses.create(**continued, stream=is_streamed)
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "not_found")
+    assert client.responses.create(**continued, tools=[]).status == "completed"
+
+
 # Files as input
 
 

@@ -24,6 +24,7 @@ from antiphon.engine.observer import EngineObserver
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.history import may_load_items
 from antiphon.engine.prepare.prepare import Prepared
+from antiphon.engine.prepare.toolset import explain_inherited_tools
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.connection_memory import ConnectionMemory
 from antiphon.engine.respond.persistence import ConnectionSink, StoreSink
@@ -37,7 +38,7 @@ from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
 from antiphon.engine.storage_quota import StorageQuota
 from antiphon.engine.usage import UsageRecorder
-from antiphon.errors import InvalidRequest, Unavailable
+from antiphon.errors import AntiphonError, InvalidRequest, Unavailable
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import OnChange, RunKey, Store, StoredResponse
@@ -282,6 +283,8 @@ class Engine:
             run = await self._create(pipeline, request, project, key_id, memory, share)
         except BaseException as error:
             _release(pipeline, share)
+            if isinstance(error, AntiphonError):
+                explain_inherited_tools(error, request)
             if memory is not None and isinstance(error, Exception):
                 memory.forget(request.previous_response_id)
             raise

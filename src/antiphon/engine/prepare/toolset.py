@@ -6,7 +6,7 @@ import msgspec
 
 from antiphon.backends.base import Capabilities
 from antiphon.config.settings import UnsupportedTools
-from antiphon.errors import InvalidRequest, UnsupportedTool
+from antiphon.errors import AntiphonError, InvalidRequest, UnsupportedTool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
@@ -91,6 +91,17 @@ def select_tools(
         item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
         _check_tool_choice(request, tools + item_tools, capabilities, hosted_types, hosted.unavailable)
     return tools, warnings
+
+
+def explain_inherited_tools(error: AntiphonError, request: CreateRequest) -> None:
+    """Change an error about a tool that the request has inherited, so that it names the field that brings the tool."""
+    is_about_tools = error.param is not None and (error.param == "tools" or error.param.startswith("tools["))
+    if is_about_tools and request.tools is None and request.previous_response_id is not None:
+        error.param = "previous_response_id"
+        error.message += (
+            " The tool is inherited from the previous response: send 'tools' to use others, or [] for none."
+        )
+        error.args = (error.message,)
 
 
 def _select(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.errors import AntiphonError, InvalidRequest, UnsupportedTool
+from antiphon.errors import AntiphonError, InvalidRequest, NotFound, UnsupportedTool
 from antiphon.protocol import codec
 from antiphon.stream.limits import AnswerLimits
 from antiphon.tools.hosted.registry import HostedTools
@@ -245,6 +245,23 @@ async def test_error_of_open_is_raised_before_the_stream_begins() -> None:
             await harness.ask(tools=[{"type": "file_search", "vector_store_ids": ["vs_unknown"]}], stream=True)
         assert harness.turns == []
     assert caught.value.param == "tools[0].vector_store_ids[0]"
+
+
+async def test_error_of_an_inherited_tool_names_the_previous_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = RecordingTool()
+    async with run_engine(make_script("Hello.", "Hello."), tool) as harness:
+        first = await harness.answer(tools=[FILE_SEARCH])
+
+        async def refuse(*_: Any) -> Any:
+            raise NotFound("Vector store with id 'vs_1' not found.", param="tools[0].vector_store_ids[0]")
+
+        monkeypatch.setattr(tool, "open", refuse)
+        with pytest.raises(NotFound) as caught:
+            await harness.ask(previous_response_id=first.id)
+        assert (await harness.answer(previous_response_id=first.id, tools=[])).output_text == "Hello."
+    remedy = "The tool is inherited from the previous response: send 'tools' to use others, or [] for none."
+    message = f"Vector store with id 'vs_1' not found. {remedy}"
+    assert (caught.value.param, caught.value.message) == ("previous_response_id", message)
 
 
 async def test_error_of_the_first_model_call_closes_the_session() -> None:
