@@ -122,11 +122,10 @@ def test_pain_b_28_unstored_session_continues_with_its_history(server: Any) -> N
     first = ask(server, "my name is ada", store=False)
     history = [say("user", "my name is ada"), *first["output"], say("user", "recall")]
     assert text_of(ask(server, history, store=False)) == "Your name is ada."
-    assert refuse(server, {"previous_response_id": first["id"]}) == (
-        400,
-        "previous_response_id",
-        "previous_response_not_found",
-    )
+    body = {"model": "scripted", "input": "recall", "previous_response_id": first["id"]}
+    answer = server.ask("POST", "/v1/responses", body)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "previous_response_not_found")
+    assert "was not stored: send the whole history in 'input' instead" in answer.json["error"]["message"]
 
 
 def test_pain_b_29_continuation_is_served_or_rejected_with_advice(server: Any, serve: Callable[..., Any]) -> None:

@@ -191,7 +191,8 @@ def test_unstored_response_continues_only_on_its_connection(running: LiveServer,
     assert error["error"] == {
         "type": "invalid_request_error",
         "code": "previous_response_not_found",
-        "message": f"Previous response with id '{second['id']}' not found.",
+        "message": f"Previous response with id '{second['id']}' not found. It is unknown here, deleted, expired, or "
+        "was not stored: send the whole history in 'input' instead.",
         "param": "previous_response_id",
     }
     assert running.ask("GET", f"/v1/responses/{second['id']}").status == 404

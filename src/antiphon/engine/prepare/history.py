@@ -193,5 +193,7 @@ async def _load_conversation_before(
 
 def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
     return PreviousResponseNotFound(
-        f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+        f"Previous response with id '{response_id}' not found. It is unknown here, deleted, expired, or was not "
+        "stored: send the whole history in 'input' instead.",
+        param="previous_response_id",
     )
