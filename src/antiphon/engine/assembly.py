@@ -13,6 +13,7 @@ from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
 from antiphon.store.containers import ContainerStore
+from antiphon.store.files.location import SharedFileStore
 from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_containers, locate_files, locate_store
 from antiphon.stream.limits import AnswerLimits
@@ -72,7 +73,7 @@ def build_engine(settings: Settings) -> Engine:
             embeddings=settings.embeddings,
             lease=settings.background_lease_seconds,
             store_limits=limits,
-            has_files=getattr(store, "has_files", None),
+            has_files=store.has_files if isinstance(store, SharedFileStore) else None,
         ),
         # A stateless server has function tools only.
         hosted_tools=HostedTools() if settings.stateless else create_hosted_tools(HostedSetup(settings=settings)),

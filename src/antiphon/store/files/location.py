@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from antiphon.store.limits import StoreLimits
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from antiphon.store.files.database import FileDatabase
 
 DATABASE_NAME = "files.db"
+
+
+@runtime_checkable
+class SharedFileStore(Protocol):
+    """A store whose database has the files, too, of all machines that use it."""
+
+    async def has_files(self) -> bool:
+        """Return True if any project has a file or a vector store."""
 
 
 class FileLocation(NamedTuple):

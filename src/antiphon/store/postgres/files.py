@@ -135,6 +135,5 @@ class PostgresFileCheck(PostgresDatabase):
     """The part of the store that finds out whether there are files."""
 
     async def has_files(self) -> bool:
-        """Return True if any project has a file or a vector store."""
         ((exists,),) = await self._reader.submit(HAS_FILES)
         return bool(exists)
