@@ -69,6 +69,7 @@ _CLIENT_KIND: int = SpanKind.CLIENT.value
 _RECORDED = frozenset({Served, TokenUsage, Finish, Failure, ToolCall, CustomToolCall})
 
 _is_recorded = _RECORDED.__contains__
+_FEW = 8
 # The answer of most requests that are not streamed.
 _TEXT_ANSWER = [Text, TokenUsage, Finish]
 
@@ -345,7 +346,7 @@ class ModelCall:
         if self._emitted is not None:
             self._emitted += batch
         last = self._last
-        for delta in _skip_text(batch):
+        for delta in batch if len(batch) <= _FEW else _skip_text(batch):
             last[type(delta)] = delta
         if last and (Finish in last or Failure in last):
             self.end()
@@ -389,7 +390,7 @@ def _record_failure(span: Span, error: BaseException | None, error_type: str, la
 
 
 def _skip_text(batch: Sequence[Delta]) -> Iterable[Delta]:
-    """Return the deltas that are recorded. The loop is in C."""
+    """Return the deltas that are recorded. The loop is in C, which pays only for more than a few deltas."""
     return compress(batch, map(_is_recorded, map(type, batch)))
 
 
