@@ -22,7 +22,7 @@ UPGRADE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+TEXT, CONTINUATION, CLOSE, PING, PONG = 1, 0, 8, 9, 10
 LONG = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"delay": 0}] * 64]}], "default": "Hello."}
 
 
@@ -132,6 +132,25 @@ def test_flood_of_frames_does_not_delay_others(server: Victim, data: bytes) -> N
                 break
     assert server.longest_block() < MAX_BLOCK
     assert server.peak_mb() < 250
+
+
+@pytest.mark.parametrize("end", [b"", make_frame(CLOSE, b"\x03\xe8")], ids=["open", "closed by the client"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        make_frame(TEXT, b"\xff{}"),
+        make_frame(TEXT, b"{", fin=False) + make_frame(CONTINUATION, b"\xc3"),
+    ],
+    ids=["whole", "fragments"],
+)
+def test_text_that_is_not_utf8_closes_the_connection_without_a_log_line(
+    server: Victim, data: bytes, end: bytes
+) -> None:
+    before = server.log()
+    with connect(server) as client:
+        client.sendall(data + end)
+        assert read_close(client) == ((1000, "") if end else (1007, "a text message is not UTF-8"))
+    assert server.log() == before
 
 
 def test_fragments_of_usual_size_are_accepted(server: Victim) -> None:

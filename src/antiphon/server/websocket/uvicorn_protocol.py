@@ -1,6 +1,7 @@
 """uvicorn's WebSocket protocol with limits, deadlines, a fast path for writes, and a shutdown by the application."""
 
 import asyncio
+import codecs
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -205,6 +206,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._complete_bytes += size
         if not self.close_sent:
             self._queued_bytes += size
+            # uvicorn would log the error with a traceback.
+            if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+                self.frames = []
+                self._fail(CloseCode.INVALID_DATA, "a text message is not UTF-8")
+                return
         super().send_receive_event_to_app()
 
     def handle_text(self, event: Frame) -> None:
@@ -301,12 +307,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._fail(CloseCode.TRY_AGAIN_LATER, "too many incomplete messages: body_budget_bytes")
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Close the connection because of a limit. The application sees a disconnect."""
+        """Close the connection because of a limit or of invalid data. The application sees a disconnect."""
         if self.close_sent or self.transport.is_closing():
             return
         self._unparsed = b""
         self.conn.fail(code, reason)
         self.handle_parser_exception()
+
+
+def _is_utf8(frames: Iterable[bytes]) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for frame in frames:
+            decoder.decode(frame)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def encode_frames(lines: Iterable[bytes]) -> bytes:
