@@ -107,6 +107,15 @@ async def test_large_json_body_is_read() -> None:
         assert await read(conn) == [Text(body.decode()), Finish()]
 
 
+async def test_large_message_that_arrives_at_its_timeout_is_read() -> None:
+    text = "x" * LARGE_BYTES
+    response: Any = Reads([b'{"choices":[{"delta":{"content":"%b"}}]}' % text.encode()], 1)
+    response.split(100)
+    stream = DeltaStream(response, ChatReader(Quirks(), estimate=lambda _: ZERO), secrets=())
+    stream.set_idle_timeout(0)
+    assert [await stream.read(), await stream.read(), await stream.read()] == [(), [], [Text(text)]]
+
+
 async def test_endless_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sse.SseDecoder.__init__.__kwdefaults__, "limit", 100)
     async with connect(stream_of(b"data: " + b"x" * 200)) as conn:
@@ -346,6 +355,10 @@ class Reads:
         lines = [b"data: %b\n\n" % message for message in messages]
         self._pieces = [b"".join(lines[start : start + size]) for start in range(0, len(lines), size)]
         self.is_exhausted = False
+
+    def split(self, size: int) -> None:
+        """Return the first read in two parts. The first one has this many bytes."""
+        self._pieces[:1] = [self._pieces[0][:size], self._pieces[0][size:]]
 
     def take(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""

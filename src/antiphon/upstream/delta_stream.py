@@ -158,7 +158,7 @@ class DeltaStream:
         if self._size > self._size_limit:
             self._check_size()
         deltas = self._begin(chunk) if self._decoder is None else self._feed(self._decoder, chunk)
-        if deltas or not chunk:
+        if deltas or not chunk or self._reading is not None:
             self._quiet_since = None
             return deltas
         return self._check_progress()
