@@ -283,8 +283,6 @@ class Engine:
             run = await self._create(pipeline, request, project, key_id, memory, share)
         except BaseException as error:
             _release(pipeline, share)
-            if isinstance(error, AntiphonError):
-                explain_inherited_tools(error, request)
             if memory is not None and isinstance(error, Exception):
                 memory.forget(request.previous_response_id)
             raise
@@ -317,7 +315,12 @@ class Engine:
         else:
             # A stream can report an error later, so it need not wait until the model answers.
             seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
-            serving = await self._foreground.serve(pipeline, prepared, first_delta_seconds=seconds)
+            try:
+                serving = await self._foreground.serve(pipeline, prepared, first_delta_seconds=seconds)
+            except AntiphonError as error:
+                if prepared.inherits_tools:
+                    explain_inherited_tools(error)
+                raise
         run = self._make_run(prepared, project, memory, serving)
         self._foreground.add(project, run)
         self._record_end(prepared, project, key_id, run)

@@ -30,7 +30,7 @@ from antiphon.engine.prepare.parameters import (
     check_parameters,
 )
 from antiphon.engine.prepare.references import check_unique_ids, resolve_references
-from antiphon.engine.prepare.toolset import check_item_tools, select_tools
+from antiphon.engine.prepare.toolset import check_item_tools, explain_inherited_tools, select_tools
 from antiphon.engine.prepare.unknown_types import check_unknown_types
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.connection_memory import ConnectionMemory
@@ -47,7 +47,7 @@ from antiphon.engine.serve.hosted.loop import HostedLoop
 from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
 from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck, have_grammars, have_tools
-from antiphon.errors import InvalidRequest
+from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.offload import is_large
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import (
@@ -81,8 +81,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     `turn` is the model call and `route` the candidates for it. `input` are the new items to store. `warnings` are for
     the client; `repairs` are those among them that concern the history. `is_hosted`: the request has tools that this
-    server runs. `shown_tools` are the tools as the response shows them, if they differ from the request's.
-    `has_own_ids`: the ids of all input items are from `mint`.
+    server runs. `inherits_tools`: they are those of the previous response. `shown_tools` are the tools as the response
+    shows them, if they differ from the request's. `has_own_ids`: the ids of all input items are from `mint`.
     """
 
     turn: Turn
@@ -93,6 +93,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     warnings: Sequence[str]
     repairs: Sequence[str]
     is_hosted: bool = False
+    inherits_tools: bool = False
     shown_tools: list[Tool | Unknown] | None = None
     has_own_ids: bool = False
 
@@ -160,14 +161,19 @@ class Preparer:
         if request.previous_response_id is not None or request.conversation is not None:
             inherit_tools = self._policy.inherit_tools
             context = await self._load_history(request, project, memory, share, inherit_tools=inherit_tools)
-        # Called directly for most requests: an await that does not wait costs more than the work itself.
-        if is_large():
-            request, left_out = await offload.run(self._select_tools, request, context, capabilities)
-        else:
-            request, left_out = self._select_tools(request, context, capabilities)
-        is_checked = not capabilities.any_tool and have_grammars(request.tools)
-        if is_checked or capabilities.check_schemas is not None:
-            await self._check_grammars(request, capabilities, project=project)
+        try:
+            # Called directly for most requests: an await that does not wait costs more than the work itself.
+            if is_large():
+                request, left_out = await offload.run(self._select_tools, request, context, capabilities)
+            else:
+                request, left_out = self._select_tools(request, context, capabilities)
+            is_checked = not capabilities.any_tool and have_grammars(request.tools)
+            if is_checked or capabilities.check_schemas is not None:
+                await self._check_grammars(request, capabilities, project=project)
+        except AntiphonError as error:
+            if context.tools:
+                explain_inherited_tools(error)
+            raise
         new = await self._read_input(
             request, client_input, context, candidate, project=project, repair=repair, share=share
         )
@@ -257,6 +263,7 @@ class Preparer:
             warnings=_join_warnings(warnings, repairs, new, route.first.describe_emulation(request)),
             repairs=repairs,
             is_hosted=is_hosted,
+            inherits_tools=bool(context.tools),
             shown_tools=None if has_plain_tools else self._show_tools(request.tools or [], is_hosted=is_hosted),
             has_own_ids=new.has_own_ids,
         )

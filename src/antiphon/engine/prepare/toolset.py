@@ -93,10 +93,9 @@ def select_tools(
     return tools, warnings
 
 
-def explain_inherited_tools(error: AntiphonError, request: CreateRequest) -> None:
-    """Change an error about a tool that the request has inherited, so that it names the field that brings the tool."""
-    is_about_tools = error.param is not None and (error.param == "tools" or error.param.startswith("tools["))
-    if is_about_tools and request.tools is None and request.previous_response_id is not None:
+def explain_inherited_tools(error: AntiphonError) -> None:
+    """Change an error about an inherited tool, so that it names the field that brings the tool."""
+    if error.param is not None and (error.param == "tools" or error.param.startswith("tools[")):
         error.param = "previous_response_id"
         error.message += (
             " The tool is inherited from the previous response: send 'tools' to use others, or [] for none."

@@ -8,6 +8,7 @@ import pytest
 
 from antiphon.errors import AntiphonError, InvalidRequest, NotFound, UnsupportedTool
 from antiphon.protocol import codec
+from antiphon.protocol.prompt import PromptDefinition
 from antiphon.stream.limits import AnswerLimits
 from antiphon.tools.hosted.registry import HostedTools
 from support.hosted_harness import (
@@ -262,6 +263,29 @@ async def test_error_of_an_inherited_tool_names_the_previous_response(monkeypatc
     remedy = "The tool is inherited from the previous response: send 'tools' to use others, or [] for none."
     message = f"Vector store with id 'vs_1' not found. {remedy}"
     assert (caught.value.param, caught.value.message) == ("previous_response_id", message)
+
+
+async def test_error_of_a_tool_of_the_prompt_does_not_name_the_previous_response() -> None:
+    template = {"tools": [{"type": "file_search", "vector_store_ids": ["vs_unknown"]}]}
+    async with run_engine(make_script("Hello."), RecordingTool()) as harness:
+        prompt = await harness.engine.prompts.define("default", PromptDefinition(template=template))
+        first = await harness.answer()
+        with pytest.raises(InvalidRequest) as caught:
+            await harness.ask(previous_response_id=first.id, prompt={"id": prompt.id})
+    assert caught.value.param == "tools[0].vector_store_ids[0]"
+    assert "inherited" not in caught.value.message
+
+
+@pytest.mark.parametrize("inherit_tools", [False, True])
+async def test_error_of_a_missing_tool_does_not_name_the_previous_response(*, inherit_tools: bool) -> None:
+    requested = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "m", "name": "pay", "arguments": "{}"}
+    approved = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    async with run_engine(make_script("Hello."), RecordingTool(), inherit_tools=inherit_tools) as harness:
+        first = await harness.answer([requested, {"role": "user", "content": "hi"}], tools=[FILE_SEARCH])
+        with pytest.raises(InvalidRequest) as caught:
+            await harness.ask([approved], previous_response_id=first.id)
+    message = "There is no MCP server labelled 'm' in 'tools', which the approved call needs."
+    assert (caught.value.param, caught.value.message) == ("tools", message)
 
 
 async def test_error_of_the_first_model_call_closes_the_session() -> None:
