@@ -1,6 +1,7 @@
 """The finished items of responses in progress: searched in the event log, each part of it once."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -80,12 +81,30 @@ async def test_log_that_begins_again_is_searched_again(store: CountingStore, cou
 
 
 async def test_size_of_stored_searches_is_bounded(store: CountingStore) -> None:
-    items = FinishedItems(store, max_bytes=1000)
+    items = FinishedItems(store, max_bytes=1500)
     await store.append_events(*KEY, 0, [make_done(0, 0, "small")])
     assert [await load(items) for _ in range(2)] == [["small"]] * 2
-    await store.append_events(*KEY, 1, [make_done(1, 1, "x" * 1000)])
-    assert [await load(items) for _ in range(2)] == [["small", "x" * 1000]] * 2
+    await store.append_events(*KEY, 1, [make_done(1, 1, "x" * 1500)])
+    assert [await load(items) for _ in range(2)] == [["small", "x" * 1500]] * 2
     assert store.starts == [-1, 0, 0, -1]
+
+
+async def test_memory_of_searches_without_items_is_bounded(store: CountingStore) -> None:
+    items = FinishedItems(store, max_bytes=100_000)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1000):
+            key = RunKey("p", f"resp_{number:048x}")
+            response = Response(id=key.response_id, created_at=0, model="m", status="queued", background=True)
+            await store.save(key.project, StoredResponse(response=response, input=[]))
+            await store.append_events(*key, 0, [make_delta(0)])
+            assert await items.load(key) == []
+            await store.delete(*key)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 150_000
 
 
 async def test_damaged_event_is_skipped(store: CountingStore) -> None:

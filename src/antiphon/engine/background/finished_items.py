@@ -24,7 +24,8 @@ MAX_SEARCHES = 4
 
 # The beginning of each event that is searched for. The encoder writes the type first.
 _DONE = b'{"type":"response.output_item.done"'
-# Memory of an event beside its bytes.
+# Memory of a search without events, and of an event beside its bytes.
+_SEARCH_BYTES = 600
 _EVENT_BYTES = 100
 
 
@@ -64,7 +65,7 @@ class FinishedItems:
         found = [] if earlier is None else earlier.events
         new = batches if earlier is None else batches[1:]
         found = [*found, *(line for _, lines in new for line in lines.split(b"\n") if line.startswith(_DONE))]
-        size = sum(map(len, found)) + _EVENT_BYTES * (len(found) + 1)
+        size = _SEARCH_BYTES + sum(map(len, found)) + _EVENT_BYTES * len(found)
         self._searches[key] = _Search(found, _identify(batches[-1]), size)
         self._size += size
         while self._size > self._max_bytes:
