@@ -15,7 +15,7 @@ from openai import RateLimitError
 from antiphon.config.limits import ModelPrice, ProjectSettings, UsageLimits
 from antiphon.config.settings import ApiKey
 from antiphon.engine.usage import Charge, UsageRecorder
-from antiphon.errors import RateLimited
+from antiphon.errors import RateLimited, StoreUnavailable
 from antiphon.protocol.response import Usage
 from antiphon.server.limits.limiter import Limiter
 from antiphon.server.limits.sync import LimitSync
@@ -305,6 +305,26 @@ async def test_process_without_requests_has_the_counts_of_others(stores: list[St
     for node in (first, second):
         await node.sync.exchange()
     assert second.is_admitted() is False
+
+
+async def test_counts_of_others_fade_while_the_store_fails(
+    stores: list[Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Node(store, UsageLimits(requests_per_minute=2, concurrent=2)) for store in stores)
+    assert [first.is_admitted(), first.is_admitted()] == [True, True]
+    for node in (first, second):
+        await node.sync.exchange()
+
+    async def fail(node: str) -> Any:
+        raise StoreUnavailable("The store cannot be reached.")
+
+    monkeypatch.setattr(stores[1], "list_limit_counts", fail)
+    admitted = []
+    for seconds in (1, 30, 61):
+        monkeypatch.setattr(second.sync, "_monotonic", lambda seconds=seconds: time.monotonic() + seconds)
+        await second.sync.exchange()
+        admitted.append(second.is_admitted())
+    assert (admitted, second.limiter.refusals) == ([False, True, True], {"concurrent": 1})
 
 
 async def test_budget_holds_over_two_processes(stores: list[Store]) -> None:

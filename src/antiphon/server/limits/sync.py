@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import AntiphonError
@@ -32,11 +32,15 @@ class LimitSync:
         recorder: UsageRecorder,
         *,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limiter = limiter
         self._store = store
         self._recorder = recorder
         self._now = now
+        self._monotonic = monotonic
+        self._others: Sequence[LimitCounts] = ()
+        self._read_at = monotonic()
         self._node = secrets.token_hex(8)
         self._budgets_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -50,17 +54,19 @@ class LimitSync:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def exchange(self) -> None:
-        """Exchange the counts once. A failure of the store changes nothing: the process counts by itself."""
+        """Exchange the counts once. While the store fails, the last counts of others fade."""
         try:
             changes = self._limiter.list_changes()
             if changes:
                 await self._store.report_limit_counts(self._node, changes)
             # Also without counts of its own: the next request may be one of a key that others have counts for.
-            self._limiter.set_shared(add_counts(await self._store.list_limit_counts(self._node)))
+            self._others = await self._store.list_limit_counts(self._node)
+            self._read_at = self._monotonic()
             if self._limiter.has_budgets and time.monotonic() >= self._budgets_at:
                 await self.read_budgets()
         except AntiphonError as error:  # the store logs its failures
             logger.debug("the counts of limits were not exchanged: %s", error)
+        self._limiter.set_shared(add_counts(self._others, self._monotonic() - self._read_at))
 
     async def read_budgets(self) -> None:
         """Read the totals of the month, after the usage of this process is written."""
@@ -78,12 +84,13 @@ class LimitSync:
             await asyncio.sleep(SYNC_SECONDS)
 
 
-def add_counts(counts: Iterable[LimitCounts]) -> dict[str, Shared]:
-    """Return the sums by subject. The counts of a report fall evenly to 0 in a minute."""
+def add_counts(counts: Iterable[LimitCounts], seconds: float = 0.0) -> dict[str, Shared]:
+    """Return the sums by subject, so many seconds after they were read. They fall evenly to 0 in a minute."""
     sums: dict[str, Shared] = {}
     for each in counts:
-        share = max(0.0, 1 - each.age / MINUTE)
-        concurrent = each.concurrent if each.age <= STALE_SECONDS else 0
+        age = each.age + seconds
+        share = max(0.0, 1 - age / MINUTE)
+        concurrent = each.concurrent if age <= STALE_SECONDS else 0
         before = sums.get(each.subject, Shared())
         sums[each.subject] = Shared(
             before.requests + each.requests * share,
