@@ -158,7 +158,7 @@ async def test_hooks_get_all_events_and_failures_are_ignored(in_process: Scripte
         awaited.append(event)
 
     in_process.set_answers([LOOK], "Mild.")
-    agent = in_process.agent(tools=[look_up], hooks=[fail, received.append, listen])
+    agent = in_process.agent(tools=[look_up], hooks=iter([fail, received.append, listen]))
     events = [event async for event in agent.run_stream("Go.")]
     assert received == awaited == events
 
@@ -290,6 +290,7 @@ def plain(city: str) -> str:
         (lambda: Agent(model="m", tools=[look_up, look_up]), "There are two tools called 'look_up'."),
         (lambda: Agent(model="m", tools=[plain]), "plain is not a tool: decorate it with @tool."),  # type: ignore[list-item]
         (lambda: Agent(model="m", tools=[Agent(model="m")]), "tools: an agent is not a tool. Use its as_tool"),  # type: ignore[list-item]
+        (lambda: Agent(model="m", hooks=print), "hooks: expected a list of functions, got builtin_function_or_method."),  # type: ignore[arg-type]
         (lambda: Agent(model="m", hooks=["log"]), "hooks: expected functions, got str."),  # type: ignore[list-item]
         (lambda: Agent(model="m", limits=Limits(cost=1.0)), "The limit 'cost' requires 'prices'."),
         (

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +303,11 @@ def test_cost_limit_of_a_run_requires_prices() -> None:
         ({"settings": {"metadata": object()}}, InvalidRequest, "The settings cannot be encoded as JSON"),
         ({"ledger": "runs.db"}, ConfigError, "ledger: expected a ledger such as"),
         ({"cancel": True}, ConfigError, "cancel: expected an asyncio.Event, got bool."),
+        (
+            {"cancel": SimpleNamespace(is_set=bool)},
+            ConfigError,
+            "cancel: expected an asyncio.Event, got SimpleNamespace.",
+        ),
         ({"cancel": threading.Event()}, ConfigError, "cancel: expected an asyncio.Event, got Event."),
         ({"history": "Go."}, InvalidRequest, "history: expected a list of items"),
         ({"modle": "x"}, TypeError, "unexpected keyword argument 'modle'"),

@@ -13,6 +13,7 @@ from antiphon.agent.arguments import (
     check_agent_types,
     check_cancel,
     check_deps,
+    check_hooks,
     check_run,
     check_settings,
     check_types,
@@ -116,7 +117,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
         if history_filter is not None and mode == "server":
             raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
-        check_agent_types(limits, prices, instructions, hooks or ())
+        check_agent_types(limits, prices, instructions)
         check_settings(settings, mode)
         if transport is not None and not (base_url is None and api_key is None):
             raise ConfigError("transport: it has its own address and key. Do not pass base_url or api_key.")
@@ -148,7 +149,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             guardrails=Guardrails(
                 input=input_guardrails, output=output_guardrails, calls=call_guardrails, results=result_guardrails
             ),
-            hooks=tuple(hooks or ()),
+            hooks=check_hooks(hooks or ()),
             history_filter=history_filter,
             conversation_state=mode,
             support=ModelSupport(),

@@ -5,7 +5,7 @@ import inspect
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import msgspec
@@ -151,7 +151,8 @@ def check_run(run: object) -> None:
 
 def check_cancel(cancel: Any) -> None:
     """Raise ConfigError if an event is not one of an event loop."""
-    if cancel is not None and not (hasattr(cancel, "is_set") and inspect.iscoroutinefunction(cancel.wait)):
+    wait = getattr(cancel, "wait", None)
+    if cancel is not None and not (hasattr(cancel, "is_set") and inspect.iscoroutinefunction(wait)):
         raise ConfigError(f"cancel: expected an asyncio.Event, got {type(cancel).__name__}.")
 
 
@@ -165,16 +166,24 @@ def check_types(ledger: object, session: object, limits: object) -> None:
         raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
-def check_agent_types(limits: object, prices: object, instructions: object, hooks: Sequence[object]) -> None:
+def check_agent_types(limits: object, prices: object, instructions: object) -> None:
     """Raise ConfigError if one of these options of an agent is neither None nor of its type."""
     check_types(None, None, limits)
     if prices is not None and not isinstance(prices, Prices):
         raise ConfigError(f"prices: expected Prices, got {type(prices).__name__}.")
     if instructions is not None and not isinstance(instructions, str) and not callable(instructions):
         raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
-    for hook in hooks:
+
+
+def check_hooks(hooks: Any) -> tuple[Any, ...]:
+    """Return the hooks of an agent. Raises ConfigError if they are not functions."""
+    if not isinstance(hooks, Iterable):
+        raise ConfigError(f"hooks: expected a list of functions, got {type(hooks).__name__}.")
+    checked = tuple(hooks)
+    for hook in checked:
         if not callable(hook):
             raise ConfigError(f"hooks: expected functions, got {type(hook).__name__}.")
+    return checked
 
 
 def rename_durable(options: Options, kind: type[Options]) -> Options:
