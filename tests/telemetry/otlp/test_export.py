@@ -316,7 +316,10 @@ def test_span_after_shutdown_is_dropped(receive: Receive, make_provider: MakePro
     provider = make_provider()
     provider.shutdown()
     provider.shutdown()
-    provider.get_tracer("test").start_span("late").end()
+    tracer = provider.get_tracer("test")
+    provider.queue.records.append((None, tracer.start_span("added without a check")))
+    tracer.start_span("late").end()
+    assert provider.queue.records == []
     assert provider.force_flush()
     assert receiver.requests == []
 

@@ -146,7 +146,7 @@ class SpanQueue:
         """Export the oldest spans. Return False if the collector did not get them."""
         records = self.records
         batch = records[: self._batch_size]
-        del records[: len(batch)]  # other threads only append, or remove the last one
+        del records[: len(batch)]  # other threads only append, or remove newer ones
         if self._encoder is None:
             self._encoder = self._make_encoder()
         deadline = time.monotonic() + seconds
@@ -161,7 +161,9 @@ class SpanQueue:
         return (JsonEncoder if is_json else ProtobufEncoder)(resource.attributes, resource.schema_url)
 
     def _drop_newest(self) -> None:
-        if self._is_closed:  # the last batches may still be exported
+        if self._is_closed and (self._thread is None or not self._thread.is_alive()):
+            self.records.clear()
+        elif self._is_closed:  # the last batches are still exported
             with suppress(IndexError):
                 self.records.pop()
         else:
