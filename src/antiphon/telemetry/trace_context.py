@@ -11,7 +11,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, TraceState
 
 from antiphon.telemetry.current_context import NO_CONTEXT, SPAN_KEY, find_current_span, make_context, read_context
-from antiphon.telemetry.otlp.ids import encode_traceparent
+from antiphon.telemetry.otlp.ids import encode_traceparent, read_span_id
 from antiphon.telemetry.otlp.span import OtlpSpan
 
 TRACEPARENT = "traceparent"
@@ -70,10 +70,10 @@ def encode_trace_headers() -> bytes:
 
 
 def read_trace_ids() -> tuple[str, str] | None:
-    """Return the ids of the current trace and span in hex, or None if there are none."""
+    """Return the ids of the current trace and of the current model call or span in hex, or None if there are none."""
     span = find_current_span()
     if type(span) is OtlpSpan:
-        return span.trace_id.hex(), span.span_id.hex()
+        return span.trace_id.hex(), read_span_id(span.sent_header) if span.sent_header else span.span_id.hex()
     found = trace.INVALID_SPAN_CONTEXT if span is None else span.get_span_context()
     return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found.is_valid else None
 

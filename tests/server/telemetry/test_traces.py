@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -342,29 +342,47 @@ def test_content_is_recorded_only_if_requested(
     ]
 
 
-def test_json_log_names_the_trace(receiver: OtlpReceiver, start: Serve, caplog: pytest.LogCaptureFixture) -> None:
+@contextmanager
+def record_log(logger_name: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of a JSON log."""
     lines: list[dict[str, Any]] = []
 
     class Recorder(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(json.loads(self.format(record)))
 
-    recorder = Recorder()
+    recorder, logger = Recorder(), logging.getLogger(logger_name)
     recorder.setFormatter(JsonFormatter())
-    access = logging.getLogger("antiphon.access")
-    access.addHandler(recorder)
-    caplog.set_level(logging.INFO, "antiphon.access")
+    logger.addHandler(recorder)
     try:
+        yield lines
+    finally:
+        logger.removeHandler(recorder)
+
+
+def test_json_log_names_the_trace(receiver: OtlpReceiver, start: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    with record_log("antiphon.access") as lines:
         server = start()
         server.ask("GET", "/v1/models", headers=TRACEPARENT)
         server.ask("GET", "/healthz")
         server.stop()
-    finally:
-        access.removeHandler(recorder)
     span = receiver.find("GET /v1/models")
     traced, untraced = lines
     assert (traced["trace_id"], traced["span_id"]) == (TRACE_ID, span.span_id)
     assert "trace_id" not in untraced
+
+
+def test_json_log_of_a_model_call_names_its_span(receiver: OtlpReceiver, start: Serve) -> None:
+    upstream = ThreadedServer(serve_chat(json_of({}, 503, retry_after_ms="1"), answer("Mild.")))
+    chat = create_chat("chat", {"base_url": upstream.url}, make_settings().data_dir)
+    server = start(others={"chat": chat}, settings={"models": {"mixed": ["chat/far"]}})
+    with record_log("antiphon.upstream.client") as lines:
+        assert server.ask("POST", "/v1/responses", {"model": "mixed", "input": "hi"}).status == 200
+    server.stop()
+    upstream.close()
+    span = receiver.find("chat far")
+    assert [(line["trace_id"], line["span_id"]) for line in lines] == [(span.trace_id, span.span_id)]
 
 
 def test_backend_of_new_settings_is_traced_too(receiver: OtlpReceiver, start: Serve) -> None:

@@ -41,5 +41,10 @@ def encode_traceparent(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
     return b"traceparent: 00-" + hexlify(trace_id + span_id, b"-", -16) + _LINE_ENDS[flags]
 
 
+def read_span_id(header: bytes) -> str:
+    """Return the id of the span, in hex, in the line of a `traceparent`."""
+    return header.split(b"-")[2].decode()
+
+
 # A child process must not use the ids of its parent.
 os.register_at_fork(after_in_child=UNUSED.clear)
