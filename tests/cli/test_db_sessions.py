@@ -116,6 +116,17 @@ def test_session_in_two_files_is_exported_from_the_ledger(
     assert exported == ["of the ledger"]
 
 
+def test_store_whose_session_was_killed_while_it_was_created_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_DATA_DIR", str(tmp_path))
+    store = create_store(f"sqlite:///{tmp_path}/store.db")
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("CREATE TABLE agent_sessions (session_id TEXT PRIMARY KEY, active_at REAL NOT NULL)")
+    assert main(["db", "export", "--store", store]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["end"]["agent_sessions"] == 0
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "files", "postgres"])
 def test_every_table_is_exported_or_named_as_an_exception(kind: str) -> None:
     scripts = "\n".join(migration.script for migration in read_migrations(kind))

@@ -39,7 +39,8 @@ _NAMES = {"agent_runs": "ledger.runs", "agent_entries": "ledger.entries"}
 _RUN_IDS = "SELECT run_id FROM ledger.runs"
 _SESSION_IDS = "SELECT session_id FROM {0}.agent_sessions UNION SELECT session_id FROM {0}.agent_session_items"
 _HAS_AGENTS = f"SELECT EXISTS ({_RUN_IDS} UNION {_SESSION_IDS.format('ledger')})"
-_HAS_SESSIONS = "SELECT 1 FROM {}.sqlite_schema WHERE type = 'table' AND name = 'agent_sessions'"
+# The table that is created last.
+_HAS_SESSIONS = "SELECT 1 FROM {}.sqlite_schema WHERE type = 'table' AND name = 'agent_session_items'"
 
 
 class StoreFolders:
