@@ -128,6 +128,28 @@ async def test_unstreamed_answer_is_read() -> None:
         ]
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_other_served_model_is_announced_first(streamed: bool) -> None:
+    named = {"type": "message", "model": "claude-sonnet-4-5-20250929", "usage": {"input_tokens": 5, "output_tokens": 3}}
+    text = {"type": "text", "text": "Hi."}
+    events = [
+        {"type": "message_start", "message": named},
+        {"type": "content_block_start", "index": 0, "content_block": text},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    raw = b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
+    reply = stream_of(raw) if streamed else json_of(named | {"content": [text], "stop_reason": "end_turn"})
+    turn = msgspec.structs.replace(make_turn(), streamed=streamed)
+    async with serve([reply]) as upstream, running(upstream.url) as backend:
+        assert await collect_deltas(backend, turn) == [
+            deltas.Served("claude-sonnet-4-5", "claude", "claude-sonnet-4-5-20250929"),
+            deltas.Text("Hi."),
+            deltas.TokenUsage(Usage(5, 3, 8)),
+            deltas.Finish(),
+        ]
+
+
 async def test_models_are_listed_from_upstream() -> None:
     listed = {
         "data": [

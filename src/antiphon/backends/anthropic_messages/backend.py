@@ -23,6 +23,7 @@ from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
+from antiphon.upstream.fields import ServedModel
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.usage import estimate_usage
 
@@ -94,7 +95,11 @@ class AnthropicMessagesBackend(UpstreamBackend):
 
         def make_reader() -> MessagesReader:
             return MessagesReader(
-                request.tool_names, secrets=self.upstream.secrets, estimate=estimate, limits=turn.limits
+                request.tool_names,
+                secrets=self.upstream.secrets,
+                served_model=ServedModel(self.upstream.name, turn.request.model or ""),
+                estimate=estimate,
+                limits=turn.limits,
             )
 
         def write(*, stream: bool) -> tuple[bytes, None]:

@@ -34,7 +34,7 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
 )
-from antiphon.upstream.fields import read_list
+from antiphon.upstream.fields import ServedModel, read_list
 
 _DEFAULT_LIMITS = AnswerLimits()
 
@@ -136,10 +136,12 @@ class MessagesReader:
         tool_names: Mapping[str, str],
         *,
         secrets: Collection[str] = (),
+        served_model: ServedModel | None = None,
         estimate: Callable[[str], Usage] | None = None,
         limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
+        self._served_model = served_model
         self._limits = limits
         self._tool_names = tool_names
         self._secrets = secrets
@@ -166,11 +168,16 @@ class MessagesReader:
             raise UpstreamError("The upstream sent an invalid event.") from None
         handle = self._HANDLERS.get(event.type)
         if handle is not None:
-            return handle(self, event, message.data)
+            emitted = handle(self, event, message.data)
+            return emitted if self._served_model is None or not emitted else self._announce(self._served_model, emitted)
         # Some servers send errors without a `type`.
         if not event.type and is_error_payload(decode_json_or_text(message.data)):
             raise self._explain(message.data)
         return ()
+
+    def _announce(self, served_model: ServedModel, emitted: Sequence[Delta]) -> Sequence[Delta]:
+        self._served_model = None
+        return served_model.announce(emitted)
 
     @property
     def is_complete(self) -> bool:
@@ -186,6 +193,7 @@ class MessagesReader:
 
     def _start_message(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
         if event.message is not None:
+            self._observe_model(event.message)
             self._add_counts(event.message.usage)
         return ()
 
@@ -207,6 +215,7 @@ class MessagesReader:
     def _read_whole(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
         """Read an answer that was not streamed."""
         message = msgspec.json.decode(data, type=WholeMessage)
+        self._observe_model(message)
         self._add_counts(message.usage)
         self._set_stop_reason(message.stop_reason, message.stop_details)
         emitted: list[Delta] = []
@@ -214,6 +223,10 @@ class MessagesReader:
             emitted += self._open_block(index, raw)
             emitted += self._close_blocks(self._open.clear())
         return [*emitted, *self._finish()]
+
+    def _observe_model(self, message: WholeMessage) -> None:
+        if self._served_model is not None:
+            self._served_model.observe(message.model)
 
     def _add_counts(self, raw: Raw) -> None:
         """Add a token report. Its counts are totals, and counts it leaves out do not change."""

@@ -51,6 +51,7 @@ class ContentBlock(Struct):
 
 
 class WholeMessage(Struct):
+    model: Any = None
     content: list[Raw] | None = None
     stop_reason: str | None = None
     stop_details: StopDetails | None = None
