@@ -156,6 +156,18 @@ async def test_model_reads_parallel_calls_before_their_outputs() -> None:
     ]
 
 
+async def test_hosted_calls_of_the_upstream_have_different_call_ids() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "action": {"type": "search"}, "status": "completed"}
+    rounds = [[{"item": search}, make_call(query, call_id=query)] for query in ("cats", "dogs")]
+    history = [search | {"id": "ws_0"}, {"role": "user", "content": "And now?"}]
+    async with run_engine(make_script(*rounds, "Done."), RecordingTool()) as harness:
+        await harness.answer(history, tools=[FILE_SEARCH])
+        last = harness.turns[-1]
+    call_ids = ["call_hosted_1", "call_hosted_2", "cats", "call_hosted_3", "dogs"]
+    assert [item.call_id for item in last.items if item.type == "function_call"] == call_ids
+    assert [item.call_id for item in last.items if item.type == "function_call_output"] == call_ids
+
+
 async def test_model_that_never_stops_calling_ends_at_the_limit() -> None:
     tool = RecordingTool()
     async with run_engine(make_script([make_call("again")]), tool, max_hosted_calls=3) as harness:

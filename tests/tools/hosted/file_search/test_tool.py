@@ -84,10 +84,12 @@ async def test_failed_search_is_a_failed_item_with_the_reason() -> None:
     *_, closed = await run_call(FileSearchTool(["vs_a"]), FakeStores(UpstreamError("down")), '{"queries": ["x"]}')
     failed = FileSearchCall(["x"], "", "failed", [FileSearchResult(text="down")])
     assert closed == CloseItem("k", failed)
-    numbers = itertools.count(1)
-    _, output = translate_hosted_items([failed], lambda _: "file_search", images=False, citations=numbers)
+    citations = itertools.count(1)
+    _, output = translate_hosted_items(
+        [failed], lambda _: "file_search", numbers=itertools.count(1), images=False, citations=citations
+    )
     assert output.output == '{"status":"failed","results":[{"text":"down"}]}'  # type: ignore[union-attr]
-    assert next(numbers) == 1  # the reason cannot be cited
+    assert next(citations) == 1  # the reason cannot be cited
 
 
 async def test_stores_in_the_arguments_are_not_searched() -> None:

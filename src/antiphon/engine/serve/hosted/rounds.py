@@ -116,6 +116,7 @@ class HostedRun:
         ]
         self._filters_text = not _wants_json(turn.request)
         self._citations = itertools.count(1)
+        self._hosted_numbers = itertools.count(1)  # of the hosted calls that no model call of this response made
 
     async def start(self) -> Serving:
         """Start the first model call, unless calls have to be run before it."""
@@ -300,6 +301,7 @@ class HostedRun:
             items,
             self._toolset.get_call_name,
             calls=self._output.calls,
+            numbers=self._hosted_numbers,
             images=self._images,
             citations=self._citations,
             resumed=self._programs.resumed_id,

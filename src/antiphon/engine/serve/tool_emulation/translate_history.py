@@ -1,6 +1,5 @@
 """Translation of history items for a backend that only supports messages and function calls."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -90,6 +89,7 @@ def translate_hosted_items(
     get_name: Callable[[Any], str],
     *,
     calls: Mapping[str, HostedCallText] | None = None,
+    numbers: Iterator[int],
     images: bool,
     citations: Iterator[int] | None = None,
     resumed: str | None = None,
@@ -97,11 +97,10 @@ def translate_hosted_items(
     """Return the items with a function call and its output for each hosted call.
 
     `get_name` returns the name of the function for an item. `calls` has, by item id, the calls of this response.
-    `citations` are the numbers of the next results of file searches. `resumed` is the call id of a program that this
-    response continues.
+    `numbers` are those of the next other hosted calls: all call ids of a prompt must differ. `citations` are the
+    numbers of the next results of file searches. `resumed` is the call id of a program that this response continues.
     """
     translated: Items = []
-    numbers = itertools.count(1)
     for item in remove_nested_calls(list(items), resumed):
         call = calls.get(item.id or "") if calls else None
         if isinstance(item, hosted.Program):
