@@ -357,12 +357,13 @@ async def test_lost_connection_calls_the_watch_of_the_running_request() -> None:
     await asyncio.gather(*connection.tasks)
 
 
-def test_expect_header_gets_100_continue(server: Any) -> None:
+@pytest.mark.parametrize("value", [b"100-continue", b"100-Continue", b" 100-continue \t"])
+def test_expect_header_gets_100_continue(server: Any, value: bytes) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
-            % len(body)
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nExpect:%b\r\nContent-Length: %d\r\n\r\n"
+            % (value, len(body))
         )
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)

@@ -259,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._host = value
         elif name == b"transfer-encoding":
             self._transfer_encoding = value if self._transfer_encoding is None else b","
-        elif value.lower() == b"100-continue":
+        elif value.strip(b" \t").lower() == b"100-continue":  # the parser leaves spaces at the end
             self.expect_100_continue = True
         else:
             self._reject(417, "The Expect header must be 100-continue.")
