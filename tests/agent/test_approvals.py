@@ -142,6 +142,15 @@ async def test_approval_of_an_unknown_call_names_those_that_wait(in_process: Scr
         await agent.resume(paused.state, approvals={"call_x": True})
 
 
+async def test_approval_without_the_prefix_of_a_subagent_names_the_call_that_waits(in_process: ScriptedModel) -> None:
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY])
+    expert = in_process.agent(name="expert", tools=[make_pay([])])
+    agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
+    paused = await agent.run("Go.")
+    with pytest.raises(InvalidRequest, match=r"Waiting calls: 'call_e/call_p'\."):
+        await agent.resume(paused.state or b"", approvals={"call_p": True})
+
+
 class Together(MemoryLedger):
     """A ledger in which two processes look for the owner of a run at the same time."""
 

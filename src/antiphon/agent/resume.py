@@ -119,7 +119,9 @@ def _check_verdicts(state: RunState, verdicts: Sequence[Verdict]) -> None:
 def _describe_waiting(state: RunState) -> str:
     if state.ended is not None and state.ended.kind in FINISHED:
         return f"It has ended: {state.ended.kind}."
-    waiting = ", ".join(f"'{call_id}'" for call_id in state.list_waiting())
+    # Of a subagent, its own calls wait.
+    outer = {call_id for call_id, paused in state.paused_calls.items() if paused.calls}
+    waiting = ", ".join(f"'{call_id}'" for call_id in state.list_waiting() if call_id not in outer)
     return f"Waiting calls: {waiting or 'none'}."
 
 
