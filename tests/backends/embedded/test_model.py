@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,7 +15,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama, LlamaSlot
 from antiphon.backends.embedded.tokenizer import SLICE, PromptTooLong
 from antiphon.backends.embedded.weights import find_weights
-from antiphon.errors import Unavailable
+from antiphon.errors import ConfigError, Unavailable
 from antiphon.protocol.request import CreateRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,3 +136,23 @@ async def test_model_is_unavailable_before_loading() -> None:
     with pytest.raises(Unavailable):
         await finish(llama, "Hello", 1)
     await llama.close()
+
+
+@pytest.mark.parametrize(("kind", "is_computed"), [("CPU", False), ("ACCEL", False), ("GPU", True), ("IGPU", True)])
+async def test_layers_that_fit_are_computed_only_for_a_gpu(
+    kind: str, is_computed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    computed: list[bool] = []
+
+    def refuse(params: Any) -> None:
+        computed.append(params.fit_params)
+        raise RuntimeError("refused")
+
+    types = xllamacpp.ggml_backend_dev_type
+    devices = [{"type": types.GGML_BACKEND_DEVICE_TYPE_CPU}, {"type": types[f"GGML_BACKEND_DEVICE_TYPE_{kind}"]}]
+    monkeypatch.setattr(xllamacpp, "get_device_info", lambda: devices)
+    monkeypatch.setattr(xllamacpp, "Server", refuse)
+    with pytest.raises(ConfigError, match="refused"):
+        await Llama(Path("weights.gguf"), window=512, slots=1, threads=1, batch=16).load()
+    assert computed == [is_computed]

@@ -240,7 +240,11 @@ class Llama:
         if not xllamacpp.json_schema_to_grammar({}).startswith("%llguidance"):
             raise ConfigError("This build of xllamacpp lacks llguidance, which the embedded model's JSON output needs.")
         try:
-            server = xllamacpp.Server(self._set_parameters(xllamacpp.CommonParams()))
+            params = self._set_parameters(xllamacpp.CommonParams())
+            # With a GPU, this finds the number of layers that fit its memory. Without one it would only take time, in
+            # which no other thread runs: the context is a setting.
+            params.fit_params = any(each["type"].name.endswith("GPU") for each in xllamacpp.get_device_info())
+            server = xllamacpp.Server(params)
             # A server that is dropped before its port has answered can hang in its destructor.
             with urlopen(f"{server.listening_address}/health", timeout=30):
                 return server
@@ -265,8 +269,6 @@ class Llama:
         # A cache of evicted prompts would take gigabytes. Each slot still caches its last prompt.
         params.cache_ram_mib = 0
         params.verbosity = -1
-        # The context is set above. Computing one that fits takes time in which no other thread runs.
-        params.fit_params = False
         return params
 
     async def close(self) -> None:
