@@ -10,6 +10,8 @@ from antiphon.protocol.items import Message
 from antiphon.store.base import Store
 from antiphon.store.keys import StoredKey
 from antiphon.store.location import locate_store
+from antiphon.store.sql_steps import SqlStep
+from antiphon.store.sql_usage import SqlUsage, _list_counts
 from antiphon.store.usage import (
     DAY,
     HOUR,
@@ -108,6 +110,17 @@ async def test_counts_of_other_processes_are_listed_with_their_age(store: Store,
     await store.report_limit_counts("c", [])
     clock.time -= 341
     assert await store.list_limit_counts("c") == []
+
+
+async def test_old_counts_are_not_read(store: Store, clock: Clock) -> None:
+    if not isinstance(store, SqlUsage):
+        pytest.skip("only SQL stores read rows")
+    await store.report_limit_counts("a", [LimitCounts("key:1", 5, 50, 1)])
+    steps = _list_counts("b")
+    next(steps)
+    step = steps.send([(clock.time + MINUTE + 1,)])
+    assert isinstance(step, SqlStep)
+    assert await store._fetch(step.statement, step.parameters) == []
 
 
 async def test_project_is_renamed_and_archived_with_its_keys(store: Store) -> None:

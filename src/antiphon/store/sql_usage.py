@@ -77,7 +77,9 @@ DELETE FROM limit_counts WHERE (subject, node) IN (
 )
 """
 
-LIST_COUNTS = "SELECT subject, requests, tokens, concurrent, ? - updated_at FROM limit_counts WHERE node <> ?"
+LIST_COUNTS = """
+SELECT subject, requests, tokens, concurrent, ? - updated_at FROM limit_counts WHERE node <> ? AND updated_at > ?
+"""
 
 MEASURE = """
 SELECT coalesce((SELECT sum(length(input) + length(output) + length(body)) FROM responses WHERE project = ?), 0)
@@ -149,9 +151,10 @@ def _report_counts(node: str, counts: Sequence[LimitCounts]) -> Steps[None]:
 
 def _list_counts(node: str) -> Steps[list[LimitCounts]]:
     ((now,),) = yield Clock()
-    rows = yield SqlStep(LIST_COUNTS, (now, node))
+    # Every process reads each second. Rows of old reports stay as long as no process has counts to report.
+    rows = yield SqlStep(LIST_COUNTS, (now, node, now - MINUTE))
     # A clock that was set back gives no negative age.
-    return [LimitCounts._make((*row[:4], max(0.0, row[4]))) for row in rows if row[4] < MINUTE]
+    return [LimitCounts._make((*row[:4], max(0.0, row[4]))) for row in rows]
 
 
 def _archive(project: StoredProject) -> Steps[None]:
