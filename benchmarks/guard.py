@@ -101,7 +101,7 @@ async def measure(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, float]:
     """Return the counts of every row. `environment` has further variables of the counted process."""
-    async with _start_upstream() as upstream_port:
+    async with start_upstream() as upstream_port:
         port = find_free_port()
         # The watchdog and leases work by the clock: on a slow machine, more of this would count for a request.
         (folder / "antiphon.toml").write_text(
@@ -137,7 +137,8 @@ async def measure(
 
 
 @contextlib.asynccontextmanager
-async def _start_upstream() -> AsyncIterator[int]:
+async def start_upstream() -> AsyncIterator[int]:
+    """Yield the port of an upstream that answers `REQUEST` and `STREAM`."""
     answers = upstream.prepare_answers()
     pair = upstream.make_chat_answers(STREAM_MODEL, [[piece for pieces in STREAM_TOKENS for piece in pieces]])
     answers |= {("/v1/chat/completions", STREAM_MODEL, 0, not whole): pair[whole] for whole in (False, True)}

@@ -1,20 +1,24 @@
 """The cost of OpenTelemetry: the CPU time of a server with metrics and with traces against one without.
 
-The servers get the same requests in turns. Their answers are those of a script, so a request is as short as it can be.
-The export is counted too. The collector, which discards everything, runs in this process.
+The servers pass the same requests, those of guard.py, on to an upstream in this process. They get them in short turns,
+because the speed of a machine changes within seconds. The export is counted too. The collector, which discards
+everything, runs in this process.
 """
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from benchmarks import guard
 from benchmarks.client import HOST, Client, InvalidAnswer, post
 from benchmarks.report import Row, make_row
 from benchmarks.servers import Server, make_antiphon_command, read_cpu, start_server
+from benchmarks.workloads import Workload
 
 SECTION = "CPU of the server with OpenTelemetry, ms a request"
 VARIABLES = {
@@ -23,12 +27,12 @@ VARIABLES = {
     "traces": ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
     "both": ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
 }
-# A batch has the spans of 256 requests.
-_REQUESTS = 768
+# A batch has the spans of 256 requests. A round has several turns of it.
+_REQUESTS = 256
+_TURNS = 12
 _CONCURRENCY = 8
 _SECONDS = 120.0
-_SCRIPT = {"models": ["short"], "default": "The evening train leaves from the usual platform."}
-_WORKLOADS = {"request": {"model": "short", "input": "Hi"}, "stream": {"model": "short", "input": "Hi", "stream": True}}
+_WORKLOADS = (guard.REQUEST, guard.STREAM)
 
 
 async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row], list[str]]:
@@ -37,39 +41,45 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
         return [], ["telemetry: not measured, because the extras are not installed"]
     folder = folder / "telemetry"
     folder.mkdir()
-    count = max(_CONCURRENCY, round(_REQUESTS * scale))
+    turns = max(1, round(_TURNS * scale))
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         collector = await stack.enter_async_context(start_collector())
+        upstream_port = await stack.enter_async_context(guard.start_upstream())
+        prepare = functools.partial(_prepare, upstream_port)
         servers = {}
         for name, variables in VARIABLES.items():
-            server = Server(name, "/readyz", _prepare, environment=dict.fromkeys(variables, collector))
+            server = Server(name, "/readyz", prepare, environment=dict.fromkeys(variables, collector))
             servers[name] = await stack.enter_async_context(start_server(server, folder / name))
         for number in range(rounds + 1):
-            for workload, body in _WORKLOADS.items():
-                for name, running in servers.items():
-                    cpu = await _measure_cpu(running.pid, running.port, body, count if number else _CONCURRENCY * 8)
-                    if number:  # the first round warms up
-                        found[workload][name].append(cpu)
+            for workload in _WORKLOADS:
+                used = dict.fromkeys(servers, 0.0)
+                for _ in range(turns if number else 1):
+                    for name, running in servers.items():
+                        used[name] += await _measure_cpu(running.pid, running.port, workload)
+                if number:  # the first round warms up
+                    for name, cpu in used.items():
+                        found[workload.name][name].append(cpu / turns)
     return [make_row(SECTION, workload, samples) for workload, samples in found.items()], []
 
 
-async def _measure_cpu(pid: int, port: int, body: dict[str, object], count: int) -> float:
+async def _measure_cpu(pid: int, port: int, workload: Workload) -> float:
     """Return the CPU milliseconds of a server per request."""
     before = read_cpu(pid)
     with contextlib.closing(Client(port)) as client:
-        request = post(json.dumps(body).encode())
-        answers = await client.load(request, count=count, concurrency=_CONCURRENCY, seconds=_SECONDS)
+        request = post(workload.body, key=guard.KEY)
+        answers = await client.load(request, count=_REQUESTS, concurrency=_CONCURRENCY, seconds=_SECONDS)
     if any(answer.status != 200 or b'"status":"completed"' not in answer.body for answer in answers):
         raise InvalidAnswer(f"a server with telemetry gave a wrong answer: {answers[0].body[:500]!r}")
-    return (read_cpu(pid) - before) * 1000 / count
+    return (read_cpu(pid) - before) * 1000 / _REQUESTS
 
 
-def _prepare(folder: Path, port: int) -> list[str]:
-    (folder / "script.json").write_text(json.dumps(_SCRIPT))
+def _prepare(upstream_port: int, folder: Path, port: int) -> list[str]:
+    models = json.dumps([workload.model for workload in _WORKLOADS])
     (folder / "antiphon.toml").write_text(
-        f'data_dir = "{folder}"\nlog_level = "warning"\n'
-        f'[backends.scripted]\nkind = "scripted"\nscript = "{folder}/script.json"\n'
+        f'data_dir = "{folder}"\n[[api_keys]]\nkey = "{guard.KEY}"\n'
+        '[backends.chat]\nkind = "chat_completions"\n'
+        f'base_url = "http://{HOST}:{upstream_port}/v1"\nmodels = {models}\n'
     )
     return make_antiphon_command(folder, port)
 
