@@ -42,6 +42,7 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
     folder = folder / "telemetry"
     folder.mkdir()
     turns = max(1, round(_TURNS * scale))
+    count = max(_CONCURRENCY, min(_REQUESTS, round(_REQUESTS * _TURNS * scale)))
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         collector = await stack.enter_async_context(start_collector())
@@ -56,22 +57,22 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
                 used = dict.fromkeys(servers, 0.0)
                 for _ in range(turns if number else 1):
                     for name, running in servers.items():
-                        used[name] += await _measure_cpu(running.pid, running.port, workload)
+                        used[name] += await _measure_cpu(running.pid, running.port, workload, count)
                 if number:  # the first round warms up
                     for name, cpu in used.items():
                         found[workload.name][name].append(cpu / turns)
     return [make_row(SECTION, workload, samples) for workload, samples in found.items()], []
 
 
-async def _measure_cpu(pid: int, port: int, workload: Workload) -> float:
+async def _measure_cpu(pid: int, port: int, workload: Workload, count: int) -> float:
     """Return the CPU milliseconds of a server per request."""
     before = read_cpu(pid)
     with contextlib.closing(Client(port)) as client:
         request = post(workload.body, key=guard.KEY)
-        answers = await client.load(request, count=_REQUESTS, concurrency=_CONCURRENCY, seconds=_SECONDS)
+        answers = await client.load(request, count=count, concurrency=_CONCURRENCY, seconds=_SECONDS)
     if any(answer.status != 200 or b'"status":"completed"' not in answer.body for answer in answers):
         raise InvalidAnswer(f"a server with telemetry gave a wrong answer: {answers[0].body[:500]!r}")
-    return (read_cpu(pid) - before) * 1000 / _REQUESTS
+    return (read_cpu(pid) - before) * 1000 / count
 
 
 def _prepare(upstream_port: int, folder: Path, port: int) -> list[str]:
