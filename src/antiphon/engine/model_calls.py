@@ -10,7 +10,7 @@ from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
-from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, StatusCode, Tracer
 
 from antiphon import offload
 from antiphon.backends.base import Backend, Turn
@@ -70,7 +70,7 @@ _RECORDED = frozenset({Served, TokenUsage, Finish, Failure, ToolCall, CustomTool
 
 _is_recorded = _RECORDED.__contains__
 _FEW = 8
-# The answer of most requests that are not streamed.
+# The deltas of an answer that is a text. A stream has several texts.
 _TEXT_ANSWER = [Text, TokenUsage, Finish]
 
 # The requested model, the parameters, the type of the output, the model that has answered, and the finish reason.
@@ -139,14 +139,15 @@ class TracedBackend(Stage):
                     answer = await self.inner.stream(turn)
                 finally:
                     parent.sent_header = b""
-            elif (span := self._start_span(parent, turn.request)) is not None:
-                if self.captures_content and span.is_recording():
-                    span.set_attributes(await offload.run(_describe_content, turn))
-                # The span is the current one only while the request is sent. The reader of the deltas has its own.
-                with CurrentSpan(span):
-                    answer = await self.inner.stream(turn)
-            else:
+            elif self._tracer is None:
                 answer = await self.inner.stream(turn)
+            else:
+                span = started = self._start_span(self._tracer, parent, turn.request)
+                if self.captures_content and started.is_recording():
+                    started.set_attributes(await offload.run(_describe_content, turn))
+                # The span is the current one only while the request is sent. The reader of the deltas has its own.
+                with CurrentSpan(started):
+                    answer = await self.inner.stream(turn)
         except BaseException as error:
             ModelCall(self, turn, span, started_at).end(error)
             raise
@@ -155,27 +156,23 @@ class TracedBackend(Stage):
             return ModelCall(self, turn, span, started_at, answer)
         # Nothing more will happen, so the deltas need no wrapper.
         first_chunk = perf_counter() - started_at if turn.streamed else None
-        if type(span) is tuple and self._metrics is None and [*map(type, whole)] == _TEXT_ANSWER:
-            _, counted, finish = whole
-            self._finish(turn, span, first_chunk, turn.request.model, finish.reason, counted)
+        if type(span) is tuple and self._metrics is None and _is_text([*map(type, whole)]):
+            self._finish(turn, span, first_chunk, turn.request.model, whole[-1].reason, whole[-2])
         else:
-            last = {type(delta): delta for delta in _skip_text(whole)}
+            last: dict[type, Any] = {}
+            for delta in whole if len(whole) <= _FEW else _skip_text(whole):
+                last[type(delta)] = delta
             self.record_end(turn, span, started_at, first_chunk, last)
         return answer
 
-    def _start_span(self, parent: Span | None, request: CreateRequest) -> Span | None:
+    def _start_span(self, tracer: Tracer, parent: Span | None, request: CreateRequest) -> Span:
         if self._start_otlp_span is not None:
             return self._start_otlp_span(parent, _CLIENT_KIND)
-        return self._start_sdk_span(request)
-
-    def _start_sdk_span(self, request: CreateRequest) -> Span | None:
-        """Start a span with attributes, because a sampler of the SDK can read them. Return None without traces."""
-        if self._tracer is None:
-            return None
+        # A sampler of the SDK can read the attributes of a new span.
         model = _limit_name(request.model or "")
         parameters = [getattr(request, name) for name in _PARAMETERS]
         attributes = self.describe_request(model, parameters, _find_output_type(request))
-        return self._tracer.start_span(f"chat {model}".rstrip(), None, SpanKind.CLIENT, attributes)
+        return tracer.start_span(f"chat {model}".rstrip(), None, SpanKind.CLIENT, attributes)
 
     def record_end(
         self,
@@ -387,6 +384,11 @@ def _record_failure(span: Span, error: BaseException | None, error_type: str, la
     span.set_attribute("error.type", error_type)
     if Failure in last:
         span.set_status(StatusCode.ERROR, last[Failure].message)
+
+
+def _is_text(kinds: list[type]) -> bool:
+    """Return True for the types of the deltas of an answer that is only a text."""
+    return kinds == _TEXT_ANSWER or (kinds[-3:] == _TEXT_ANSWER and kinds.count(Text) == len(kinds) - 2)
 
 
 def _skip_text(batch: Sequence[Delta]) -> Iterable[Delta]:
