@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
+import os
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import guard
@@ -29,7 +31,9 @@ VARIABLES = {
 }
 # A batch has the spans of 256 requests. A round has several turns of it.
 _REQUESTS = 256
-_TURNS = 12
+_TURNS = 6
+# Processes of the same server differ by 2 %.
+_PROCESSES = 3
 _CONCURRENCY = 8
 _SECONDS = 120.0
 _WORKLOADS = (guard.REQUEST, guard.STREAM)
@@ -43,25 +47,43 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
     folder.mkdir()
     turns = max(1, round(_TURNS * scale))
     count = max(_CONCURRENCY, min(_REQUESTS, round(_REQUESTS * _TURNS * scale)))
+    processes = _PROCESSES if scale >= 1 else 1
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         collector = await stack.enter_async_context(start_collector())
         upstream_port = await stack.enter_async_context(guard.start_upstream())
         prepare = functools.partial(_prepare, upstream_port)
-        servers = {}
-        for name, variables in VARIABLES.items():
-            server = Server(name, "/readyz", prepare, environment=dict.fromkeys(variables, collector))
-            servers[name] = await stack.enter_async_context(start_server(server, folder / name))
+        servers = []
+        for number, name in itertools.product(range(processes), VARIABLES):
+            server = Server(name, "/readyz", prepare, environment=dict.fromkeys(VARIABLES[name], collector))
+            running = await stack.enter_async_context(start_server(server, folder / f"{name}-{number}"))
+            servers.append((name, running))
+        stack.enter_context(_separate([running.pid for _, running in servers]))
         for number in range(rounds + 1):
             for workload in _WORKLOADS:
-                used = dict.fromkeys(servers, 0.0)
-                for _ in range(turns if number else 1):
-                    for name, running in servers.items():
+                used = dict.fromkeys(VARIABLES, 0.0)
+                for turn in range(turns if number else 1):
+                    for name, running in servers[:: -1 if turn % 2 else 1]:
                         used[name] += await _measure_cpu(running.pid, running.port, workload, count)
                 if number:  # the first round warms up
                     for name, cpu in used.items():
-                        found[workload.name][name].append(cpu / turns)
+                        found[workload.name][name].append(cpu / turns / processes)
     return [make_row(SECTION, workload, samples) for workload, samples in found.items()], []
+
+
+@contextlib.contextmanager
+def _separate(pids: Iterable[int]) -> Iterator[None]:
+    """Give the servers a processor of their own. Moves between processors would cost them their caches."""
+    processors = os.sched_getaffinity(0)
+    first, last = min(processors), max(processors)
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {last})
+    os.sched_setaffinity(0, {first})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, processors)
 
 
 async def _measure_cpu(pid: int, port: int, workload: Workload, count: int) -> float:
