@@ -133,37 +133,36 @@ def test_cancelled_response_keeps_finished_items(start_server: StartServer, mcp:
     assert connect(server).responses.retrieve(response_id) == cancelled
 
 
+def crash(server: KillableServer, mcp: WireServer, *, is_watched: bool) -> tuple[str, list[Any]]:
+    """Kill a server that runs a response. Return the id of the response and the items that it had finished."""
+    response_id = begin(server, mcp)
+    wait_until(lambda: len(connect(server).responses.retrieve(response_id).output) == 2)
+    before = connect(server).responses.retrieve(response_id).output
+    if is_watched:
+        StreamReader(server, response_id).wait_for(b'"slow"')
+    server.kill()
+    return response_id, before
+
+
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_items_before_a_crash_stay_if_the_tool_cannot_be_opened_again(
     start_server: StartServer, mcp: WireServer, *, is_watched: bool
 ) -> None:
-    server = start_server()
-    response_id = begin(server, mcp)
-    wait_until(lambda: len(connect(server).responses.retrieve(response_id).output) == 2)
-    before = connect(server).responses.retrieve(response_id)
-    if is_watched:
-        StreamReader(server, response_id).wait_for(b'"slow"')
-    server.kill()
+    response_id, before = crash(start_server(), mcp, is_watched=is_watched)
 
     server = start_server(outbound_allow=[])
     wait_until(lambda: server.status(response_id) in FINAL_STATUSES)
     failed = connect(server).responses.retrieve(response_id)
     assert failed.error is not None
     assert (failed.status, failed.error.code) == ("failed", "invalid_value")
-    assert failed.output[:2] == before.output
+    assert failed.output[:2] == before
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_items_before_a_crash_stay_if_the_response_is_cancelled_after_it(
     start_server: StartServer, mcp: WireServer, *, is_watched: bool
 ) -> None:
-    server = start_server()
-    response_id = begin(server, mcp)
-    wait_until(lambda: len(connect(server).responses.retrieve(response_id).output) == 2)
-    before = connect(server).responses.retrieve(response_id)
-    if is_watched:
-        StreamReader(server, response_id).wait_for(b'"slow"')
-    server.kill()
+    response_id, before = crash(start_server(), mcp, is_watched=is_watched)
     server = start_server()
     cancelled = connect(server).responses.cancel(response_id)
-    assert (cancelled.status, cancelled.output[:2]) == ("cancelled", before.output)
+    assert (cancelled.status, cancelled.output[:2]) == ("cancelled", before)

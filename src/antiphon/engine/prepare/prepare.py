@@ -167,8 +167,7 @@ class Preparer:
                 request, left_out = await offload.run(self._select_tools, request, context, capabilities)
             else:
                 request, left_out = self._select_tools(request, context, capabilities)
-            is_checked = not capabilities.any_tool and have_grammars(request.tools)
-            if is_checked or capabilities.check_schemas is not None:
+            if capabilities.check_schemas is not None or (not capabilities.any_tool and have_grammars(request.tools)):
                 await self._check_grammars(request, capabilities, project=project)
         except AntiphonError as error:
             if context.tools:
