@@ -11,15 +11,17 @@ import functools
 import importlib.util
 import itertools
 import json
+import math
 import os
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+import random
+import statistics
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import guard
 from benchmarks.client import HOST, Client, InvalidAnswer, post
 from benchmarks.report import Row, make_row
-from benchmarks.servers import Server, make_antiphon_command, read_cpu, start_server
+from benchmarks.servers import RunningServer, Server, make_antiphon_command, read_cpu, start_server
 from benchmarks.workloads import Workload
 
 SECTION = "CPU of the server with OpenTelemetry, ms a request"
@@ -32,8 +34,9 @@ VARIABLES = {
 # A batch has the spans of 256 requests. A round has several turns of it.
 _REQUESTS = 256
 _TURNS = 6
+_WARM_UP_TURNS = 2
 # Processes of the same server differ by 2 %.
-_PROCESSES = 3
+_PROCESSES = 5
 _CONCURRENCY = 8
 _SECONDS = 120.0
 _WORKLOADS = (guard.REQUEST, guard.STREAM)
@@ -48,7 +51,6 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
     turns = max(1, round(_TURNS * scale))
     count = max(_CONCURRENCY, min(_REQUESTS, round(_REQUESTS * _TURNS * scale)))
     processes = _PROCESSES if scale >= 1 else 1
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         collector = await stack.enter_async_context(start_collector())
         upstream_port = await stack.enter_async_context(guard.start_upstream())
@@ -59,16 +61,36 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
             running = await stack.enter_async_context(start_server(server, folder / f"{name}-{number}"))
             servers.append((name, running))
         stack.enter_context(_separate([running.pid for _, running in servers]))
-        for number in range(rounds + 1):
-            for workload in _WORKLOADS:
-                used = dict.fromkeys(VARIABLES, 0.0)
-                for turn in range(turns if number else 1):
-                    for name, running in servers[:: -1 if turn % 2 else 1]:
-                        used[name] += await _measure_cpu(running.pid, running.port, workload, count)
-                if number:  # the first round warms up
-                    for name, cpu in used.items():
-                        found[workload.name][name].append(cpu / turns / processes)
-    return [make_row(SECTION, workload, samples) for workload, samples in found.items()], []
+        return [await _measure_workload(servers, each, turns * rounds, count) for each in _WORKLOADS], []
+
+
+async def _measure_workload(
+    servers: Sequence[tuple[str, RunningServer]], workload: Workload, turns: int, count: int
+) -> Row:
+    """Return the CPU time of each kind of server. Its samples are the means of its processes."""
+    used = [0.0] * len(servers)
+    for turn in range(-_WARM_UP_TURNS, turns):
+        # The order is random: a server that follows a slower one would find other data in the caches.
+        for number in random.sample(range(len(servers)), len(servers)):
+            _, running = servers[number]
+            cpu = await _measure_cpu(running.pid, running.port, workload, count)
+            used[number] += cpu if turn >= 0 else 0.0
+    samples = {
+        name: [cpu / turns for cpu, (each, _) in zip(used, servers, strict=True) if each == name] for name in VARIABLES
+    }
+    return make_row(SECTION, workload.name, samples, remark=_describe_error(samples))
+
+
+def _describe_error(samples: Mapping[str, Sequence[float]]) -> str:
+    """Return the standard error of the ratios, which is mostly that of the processes."""
+    if min(map(len, samples.values())) < 2:
+        return ""
+    errors = {
+        name: statistics.stdev(found) / statistics.mean(found) / math.sqrt(len(found))
+        for name, found in samples.items()
+    }
+    base = errors.pop("off")
+    return f"ratios ± {max(math.hypot(base, error) for error in errors.values()):.1%}"
 
 
 @contextlib.contextmanager
