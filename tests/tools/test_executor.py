@@ -46,6 +46,30 @@ async def test_tool_is_stopped_after_its_timeout() -> None:
     assert stopped.is_set()
 
 
+async def test_tool_that_fails_when_it_is_stopped_may_have_had_an_effect() -> None:
+    @tool(timeout=0.01)
+    async def pay() -> None:
+        """Pay."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("not paid")
+
+    assert await execute(pay) == ToolResult('{"error":"ValueError: not paid"}', is_error=True, may_have_happened=True)
+
+
+async def test_tool_that_cancels_its_task_is_reported_as_an_error() -> None:
+    @tool
+    async def stop() -> None:
+        """Stop."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    assert error_of(await execute(stop)) == "The tool cancelled itself."
+
+
 async def test_tool_in_a_thread_is_left_running_after_its_timeout() -> None:
     release = threading.Event()
 
@@ -236,7 +260,19 @@ async def test_lone_surrogates_are_replaced(caplog: pytest.LogCaptureFixture) ->
         """Open a file."""
         raise ValueError("no file caf\udce9")
 
+    @tool
+    async def find_files() -> dict[str, list[str]]:
+        """Find files."""
+        return {"caf\udce9": ["th\udce9"]}
+
+    @tool
+    async def show_file() -> ToolResult:
+        """Show a file."""
+        return ToolResult([{"type": "input_text", "text": "caf\udce9"}])
+
     assert await execute(list_files) == ToolResult("caf?")
+    assert await execute(show_file) == ToolResult([{"type": "input_text", "text": "caf?"}])
+    assert await execute(find_files) == ToolResult('{"caf?":["th?"]}')
     assert error_of(await execute(open_file)) == "ValueError: no file caf?"
 
 
@@ -279,9 +315,13 @@ async def test_thread_may_outlive_its_event_loop() -> None:
     ("options", "reason"),
     [
         ({"name": "two words"}, "Invalid tool name 'two words'"),
-        ({"timeout": 0}, "The timeout of the tool 't' must be more than 0 seconds."),
-        ({"retries": -1}, "The retries of the tool 't' must be at least 0."),
-        ({"concurrency": 0}, "The concurrency of the tool 't' must be at least 1."),
+        ({"timeout": 0}, "The timeout of the tool 't' must be a number of seconds, more than 0."),
+        ({"retries": -1}, "The retries of the tool 't' must be an integer, at least 0."),
+        ({"timeout": "5"}, "The timeout of the tool 't' must be a number of seconds, more than 0."),
+        ({"timeout": math.nan}, "The timeout of the tool 't' must be a number of seconds, more than 0."),
+        ({"retries": 1.5}, "The retries of the tool 't' must be an integer, at least 0."),
+        ({"concurrency": 0}, "The concurrency of the tool 't' must be an integer, at least 1."),
+        ({"needs_approval": "yes"}, "The needs_approval of the tool 't' must be True, False or a function."),
         ({"on_interrupt": "hope"}, "The on_interrupt of the tool 't' must be one of: ask, retry, tell."),
     ],
 )

@@ -241,6 +241,7 @@ class Archive:
         (with_anything, "with_anything.value: strict mode needs a type"),
         (with_a_lock, "with_a_lock: .*Event"),
         (lambda: None, "Invalid tool name '<lambda>'"),
+        ("look_up", r"@tool: expected a function, got 'look_up'. Options are named: @tool\(name=...\)."),
     ],
 )
 def test_unsuitable_function_is_rejected_with_the_reason(function: Callable[..., Any], reason: str) -> None:

@@ -147,7 +147,10 @@ class Guardrails(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            for each in getattr(self, name):
+            guardrails: Any = getattr(self, name)
+            if not isinstance(guardrails, Sequence):
+                raise ConfigError(f"guardrails: expected a list of functions, got {type(guardrails).__name__}.")
+            for each in guardrails:
                 if not callable(each):
                     raise ConfigError(f"{each!r} is not a guardrail: it cannot be called.")
 

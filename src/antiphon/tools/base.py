@@ -114,12 +114,16 @@ class Tool(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"The timeout of the tool '{self.name}' must be more than 0 seconds.")
-        if self.retries < 0:
-            raise ConfigError(f"The retries of the tool '{self.name}' must be at least 0.")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"The concurrency of the tool '{self.name}' must be at least 1.")
+        # Not every program is checked by a type checker.
+        timeout, retries, concurrency = (getattr(self, each) for each in ("timeout", "retries", "concurrency"))
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # also for NaN
+            raise ConfigError(f"The timeout of the tool '{self.name}' must be a number of seconds, more than 0.")
+        if not isinstance(retries, int) or retries < 0:
+            raise ConfigError(f"The retries of the tool '{self.name}' must be an integer, at least 0.")
+        if concurrency is not None and not (isinstance(concurrency, int) and concurrency >= 1):
+            raise ConfigError(f"The concurrency of the tool '{self.name}' must be an integer, at least 1.")
+        if not isinstance(self.needs_approval, bool) and not callable(self.needs_approval):
+            raise ConfigError(f"The needs_approval of the tool '{self.name}' must be True, False or a function.")
         if self.on_interrupt not in get_args(OnInterrupt):
             raise ConfigError(f"The on_interrupt of the tool '{self.name}' must be one of: ask, retry, tell.")
 

@@ -22,6 +22,8 @@ Slots = dict[str, asyncio.Semaphore]
 STOP_SECONDS = 0.5
 """The time in which a tool must stop after it was cancelled. Then it is left running and the run goes on."""
 
+CANCELLED_ITSELF = "The tool cancelled itself."
+
 _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 5.0
 
@@ -95,6 +97,19 @@ def replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def replace_unsupported(value: Any) -> Any:
+    """Replace lone surrogates, and NaN and infinities by their names: a model would read null as a missing value."""
+    if isinstance(value, dict):
+        return {replace_surrogates(name): replace_unsupported(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_unsupported(each) for each in value]
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 class _RetryableError(Exception):
     """A failed attempt that may succeed when it is repeated. Its effect may have happened nevertheless."""
 
@@ -144,17 +159,24 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext[Any]
             raise
         # It has finished in spite of the cancellation, so its effect is known.
         repeat_cancellation()
-    if not work.done() and not await _stop(tool, work):
+    is_late = not work.done()
+    if is_late and not await _stop(tool, work):
         observer.give_up()
         message = f"The tool took longer than {tool.timeout:g} seconds and did not stop. It may still be running."
         return msgspec.structs.replace(make_error_result(message), may_have_happened=True)
-    if work.cancelled():
-        message = f"The tool took longer than {tool.timeout:g} seconds and was stopped."
-        raise _RetryableError(message, may_have_happened=True)
     try:
         return work.result()
+    except asyncio.CancelledError:
+        message = (
+            f"The tool took longer than {tool.timeout:g} seconds and was stopped." if is_late else CANCELLED_ITSELF
+        )
+        raise _RetryableError(message, may_have_happened=is_late) from None
     except GeneratorExit:
-        raise _RetryableError("GeneratorExit: the tool closed itself.") from None
+        raise _RetryableError("GeneratorExit: the tool closed itself.", may_have_happened=is_late) from None
+    except _RetryableError as error:
+        # A tool may raise another exception when it is stopped.
+        error.may_have_happened |= is_late
+        raise
 
 
 async def _stop(tool: Tool, work: asyncio.Task[ToolResult]) -> bool:
@@ -193,7 +215,7 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
         if is_cancelling():
             raise
         # This task was not cancelled: the tool cancelled a task of its own.
-        raise _RetryableError("The tool cancelled itself.") from None
+        raise _RetryableError(CANCELLED_ITSELF) from None
     except BaseException as error:
         # Extension modules raise panics that are no Exception, and programs call sys.exit. Neither ends the run.
         logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
@@ -213,7 +235,7 @@ def _validate_result(result: object) -> ToolResult:
     try:
         encoded = msgspec.json.encode(result.output)
     except UnicodeEncodeError:
-        return msgspec.structs.replace(result, output=replace_surrogates(str(result.output)))
+        return msgspec.structs.replace(result, output=replace_unsupported(result.output))
     if isinstance(result.output, str):
         return result
     # The history must be equal to that of a resumed run. JSON has no NaN, for example.

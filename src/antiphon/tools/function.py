@@ -5,7 +5,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import math
 import re
 import threading
 import typing
@@ -17,6 +16,7 @@ from msgspec import Meta
 
 from antiphon.errors import ConfigError
 from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult, require_name
+from antiphon.tools.executor import replace_unsupported
 from antiphon.tools.schema import JsonType, support_pydantic_unions
 
 P = ParamSpec("P")
@@ -73,6 +73,8 @@ def tool(function: Function | None = None, /, **options: Any) -> Any:
     function that is not a coroutine runs in a thread. Descriptions of parameters come from `Annotated[..., "text"]` or
     from `Args:` in the docstring.
     """
+    if function is not None and not callable(function):
+        raise ConfigError(f"@tool: expected a function, got {function!r}. Options are named: @tool(name=...).")
     if function is not None:
         return _make_tool(function)
     return lambda decorated: _make_tool(decorated, **options)
@@ -86,29 +88,17 @@ def make_result(value: Any) -> ToolResult:
         return ToolResult(value)
     if hasattr(value, "model_dump_json"):
         return ToolResult(value.model_dump_json())
-    encoded = encode_json(value)
-    if b"null" in encoded:
-        # The value may contain NaN or an infinity, which JSON lacks. The model must not read them as a missing value.
-        encoded = msgspec.json.encode(
-            _name_floats(msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_pydantic))
-        )
-    return ToolResult(encoded.decode())
+    with contextlib.suppress(UnicodeEncodeError):
+        encoded = encode_json(value)
+        if b"null" not in encoded:
+            return ToolResult(encoded.decode())
+    builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_pydantic)
+    return ToolResult(msgspec.json.encode(replace_unsupported(builtins)).decode())
 
 
 def encode_json(value: Any) -> bytes:
     """Encode a value that may contain models of pydantic."""
     return msgspec.json.encode(value, enc_hook=_encode_pydantic)
-
-
-def _name_floats(value: Any) -> Any:
-    """Replace the floats that JSON lacks by their names."""
-    if isinstance(value, dict):
-        return {name: _name_floats(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_name_floats(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _encode_pydantic(value: Any) -> Any:
