@@ -315,6 +315,11 @@ def plain(city: str) -> str:
         (lambda: Limits(cost=float("nan")), "The limit 'cost' must be at least 0."),
         (lambda: Limits(cost="1"), "The limit 'cost' must be a number or None, not str."),  # type: ignore[arg-type]
         (lambda: Limits(turns=True), "The limit 'turns' must be a number or None, not bool."),
+        (lambda: Limits(tokens=1e6), "The limit 'tokens' must be an integer or None, not 1000000.0."),  # type: ignore[arg-type]
+        (lambda: Agent(model=5), "model: expected a text, got int."),  # type: ignore[arg-type]
+        (lambda: Agent(model="m", name=None), "name: expected a text, got NoneType."),  # type: ignore[arg-type]
+        (lambda: Agent(model="m").run_stream("Hi.", model=b""), "model: expected a text, got bytes."),  # type: ignore[arg-type]
+        (lambda: Agent(model="m").run_stream("Hi.", run_id=5), "run_id: expected a text, got int."),  # type: ignore[arg-type]
         (lambda: Prices(input="1", output=2), "prices: 'input' must be a number, at least 0, not '1'."),  # type: ignore[arg-type]
         (lambda: Prices(input=1, output=-2), "prices: 'output' must be a number, at least 0, not -2."),
         (lambda: Prices(input=1, output=2, cached=float("nan")), "prices: 'cached' must be a number"),

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from antiphon import ConfigError, RunEnded, ToolContext, ToolFinished, tool
-from antiphon.agent.guardrails import InputCheck, ResultCheck
+from antiphon import ConfigError, RunEnded, ToolContext, ToolFinished, ToolResult, read_run, tool
+from antiphon.agent.guardrails import Block, InputCheck, Replace, ResultCheck
+from antiphon.agent.outcome import RunError
 from antiphon.ledger import Ledger
+from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import ModelRetry
 from support.scripted_model import ScriptedModel, call, look_up
 
@@ -96,6 +98,53 @@ def test_guardrails_must_be_a_list(in_process: ScriptedModel) -> None:
     # A check of its functions would use it up, and then no guardrail would run.
     with pytest.raises(ConfigError, match="guardrails: expected a list of functions, got generator"):
         in_process.agent(input_guardrails=(each for each in [check]))
+
+
+@pytest.mark.parametrize("reason", ["", None])
+@pytest.mark.parametrize("stage", ["input", "output", "call", "result"])
+async def test_block_without_a_reason_stops_the_run(in_process: ScriptedModel, stage: str, reason: Any) -> None:
+    def check(_: Any) -> Block:
+        return Block(reason)
+
+    ledger = MemoryLedger()
+    in_process.set_answers([LOOK] if stage in ("call", "result") else "Mild.")
+    agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [check]})
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    error = RunError(f"{stage}_guardrail", "The guardrail 'check' has stopped the run.")
+    assert (outcome.kind, outcome.error) == ("blocked", error)
+    assert (await read_run(ledger, "run_1")).status == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("stage", "value"),
+    [
+        ("input", "caf\udce9"),
+        ("output", "caf\udce9"),
+        ("call", '{"city": "caf\udce9"}'),
+        ("result", "caf\udce9"),
+    ],
+)
+async def test_lone_surrogates_in_a_replaced_value_are_replaced(
+    in_process: ScriptedModel, stage: str, value: str
+) -> None:
+    ledger = MemoryLedger()
+    in_process.set_answers(*[[LOOK], "Mild."] if stage in ("call", "result") else ["Mild."])
+    agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [lambda _: Replace(value)]})
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    assert (outcome.kind, "caf?" in f"{outcome.history} {outcome.text}") == ("final", True)
+    assert (await read_run(ledger, "run_1")).history == outcome.history
+
+
+async def test_replaced_result_with_invalid_fields_is_a_failure(in_process: ScriptedModel) -> None:
+    def check(_: ResultCheck) -> Replace:
+        return Replace(ToolResult(5))  # type: ignore[arg-type]
+
+    ledger = MemoryLedger()
+    in_process.set_answers([LOOK])
+    agent = in_process.agent(tools=[look_up], result_guardrails=[check])
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    assert (outcome.kind, outcome.error and outcome.error.code) == ("failed", "guardrail_failed")
+    assert (await read_run(ledger, "run_1")).status == "failed"
 
 
 async def test_input_cannot_be_sent_back(in_process: ScriptedModel) -> None:

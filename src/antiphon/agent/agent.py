@@ -16,6 +16,7 @@ from antiphon.agent.arguments import (
     check_hooks,
     check_run,
     check_settings,
+    check_text,
     check_types,
     make_run_id,
     read_history,
@@ -117,6 +118,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
         if history_filter is not None and mode == "server":
             raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
+        check_text(name, "name")
+        check_text(model, "model")
         check_agent_types(limits, prices, instructions)
         check_settings(settings, mode)
         if transport is not None and not (base_url is None and api_key is None):
@@ -236,6 +239,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         if arguments.session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
         run_id = given.get("run_id") or make_run_id()
+        check_text(run_id, "run_id")
         return self._make_runner().start([*history, *read_task(task)], run_id, arguments)
 
     def run_subagent(
@@ -357,7 +361,10 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         check_deps(deps, self._deps_type)
         settings = options.get("settings")
         check_settings(settings, self._definition.conversation_state)
-        overrides = Overrides(options.get("model"), None if settings is None else dict(settings), limits)
+        model = options.get("model")
+        if model is not None:
+            check_text(model, "model")
+        overrides = Overrides(model, None if settings is None else dict(settings), limits)
         require_json(overrides, "settings")
         return RunArguments(
             deps=deps,

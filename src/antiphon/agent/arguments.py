@@ -166,6 +166,12 @@ def check_types(ledger: object, session: object, limits: object) -> None:
         raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
+def check_text(value: object, where: str) -> None:
+    """Raise ConfigError if a value that the journal of a run stores is no text."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: expected a text, got {type(value).__name__}.")
+
+
 def check_agent_types(limits: object, prices: object, instructions: object) -> None:
     """Raise ConfigError if one of these options of an agent is neither None nor of its type."""
     check_types(None, None, limits)

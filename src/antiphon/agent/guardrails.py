@@ -20,6 +20,7 @@ from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import ModelRetry, ToolInvocation, ToolResult
+from antiphon.tools.executor import replace_surrogates, validate_result
 from antiphon.tools.function import make_result
 
 logger = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ def encode_output(task: Task, value: Any) -> str:
     if task.output is None:
         if not isinstance(value, str):
             raise GuardrailFailed(f"An output guardrail has replaced a text by {type(value).__name__}.")
-        return value
+        return replace_surrogates(value)
     try:
         text = task.output.encode(value)
         task.output.parse(text)
@@ -251,7 +252,10 @@ async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> 
         logger.exception("a guardrail failed")
         raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from error
     if isinstance(action, Block):
-        raise Blocked(stage, action.reason)
+        raise Blocked(
+            stage,
+            replace_surrogates(str(action.reason or f"The guardrail '{_find_name(guardrail)}' has stopped the run.")),
+        )
     if isinstance(action, ModelRetry):
         raise action
     if action is None or isinstance(action, Replace):
@@ -260,14 +264,17 @@ async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> 
 
 
 def _make_failure(guardrail: Callable[[Any], Any], reason: str) -> GuardrailFailed:
-    name = getattr(guardrail, "__name__", type(guardrail).__name__)
-    return GuardrailFailed(f"The guardrail '{name}' failed: {reason}.")
+    return GuardrailFailed(f"The guardrail '{_find_name(guardrail)}' failed: {reason}.")
+
+
+def _find_name(guardrail: Callable[[Any], Any]) -> str:
+    return str(getattr(guardrail, "__name__", type(guardrail).__name__))
 
 
 def _read_items(guardrail: Callable[[Any], Any], value: Any, check: InputCheck) -> list[JsonObject]:
     """Return the items of the new input. A text replaces the new messages only."""
     if isinstance(value, str):
-        return [*check.items[: check.new_index], {"role": "user", "content": value}]
+        return [*check.items[: check.new_index], {"role": "user", "content": replace_surrogates(value)}]
     if not isinstance(value, Sequence) or not all(isinstance(item, dict) for item in value):
         raise _make_failure(guardrail, "an input is replaced by a string or a list of items")
     try:
@@ -279,7 +286,7 @@ def _read_items(guardrail: Callable[[Any], Any], value: Any, check: InputCheck) 
 
 def _encode_arguments(guardrail: Callable[[Any], Any], value: Any) -> str:
     if isinstance(value, str):
-        return value
+        return replace_surrogates(value)
     if not isinstance(value, Mapping):
         raise _make_failure(guardrail, "arguments are replaced by a mapping or a JSON text")
     try:
@@ -291,7 +298,7 @@ def _encode_arguments(guardrail: Callable[[Any], Any], value: Any) -> str:
 def _make_result(guardrail: Callable[[Any], Any], value: Any, replaced: ToolResult) -> ToolResult:
     """Return the new result. The usage of the tool does not change."""
     try:
-        result = make_result(value)
+        result = validate_result(make_result(value))
     except Exception as error:
         raise _make_failure(guardrail, f"{type(error).__name__}: {error}") from None
     unchanged = {"spent": replaced.spent, "tool_calls": replaced.tool_calls}

@@ -31,6 +31,8 @@ class Limits(Struct, frozen=True, kw_only=True):
                 continue
             if not _is_number(value):
                 raise ConfigError(f"The limit '{name}' must be a number or None, not {type(value).__name__}.")
+            if isinstance(value, float) and name not in ("cost", "seconds"):
+                raise ConfigError(f"The limit '{name}' must be an integer or None, not {value!r}.")
             if not value >= least:  # also for NaN
                 raise ConfigError(f"The limit '{name}' must be at least {least}.")
 

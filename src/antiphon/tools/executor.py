@@ -202,7 +202,7 @@ def _forget(work: asyncio.Task[ToolResult]) -> None:
 
 async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -> ToolResult:
     try:
-        return _validate_result(await tool.invoke(call.arguments, context))
+        return validate_result(await tool.invoke(call.arguments, context))
     except (ApprovalRequired, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):
         raise
     except ModelRetry as retry:
@@ -223,7 +223,8 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
         raise _RetryableError(message, may_have_happened=getattr(error, "may_have_happened", False) is True) from None
 
 
-def _validate_result(result: object) -> ToolResult:
+def validate_result(result: object) -> ToolResult:
+    """Return the result as a journal stores it. Raises TypeError if its fields have other types."""
     if not isinstance(result, ToolResult):
         raise TypeError(f"the tool returned {type(result).__name__}, not ToolResult")
     try:
