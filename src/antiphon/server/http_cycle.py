@@ -224,7 +224,12 @@ class HttpCycle(RequestResponseCycle):
             self.response_complete = True
             self.announce_message()
             if not self.keep_alive:
-                self.transport.close()
+                if self.more_body:
+                    # The protocol discards the rest of the body. To close now would reset the connection, and the
+                    # client could lose the response.
+                    self.transport.write_eof()
+                else:
+                    self.transport.close()
             self.on_response()
 
 

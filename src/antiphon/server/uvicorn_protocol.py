@@ -394,8 +394,12 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._body_is_open = False
         cycle = self.cycle
-        if cycle.response_complete:
-            self._deadline.set(self._settings.idle_timeout_seconds)  # a body that the application has refused unread
+        if cycle.response_complete:  # a body that the application has refused unread
+            if not cycle.keep_alive:
+                self._is_refused = True
+                self.transport.close()
+                raise _RequestRejected  # a request that follows in the same data is not served
+            self._deadline.set(self._settings.idle_timeout_seconds)
             return
         self._deadline.ends_at = math.inf
         cycle.more_body = False
