@@ -330,6 +330,18 @@ def test_content_of_unknown_form_has_no_text(content: Any) -> None:
     assert map_response(respond({"type": "message", "content": content}), REQUEST).kind == "empty"
 
 
+def test_s2_11_values_of_other_types_do_not_raise() -> None:
+    parts = [
+        {"type": ["text"], "text": "a"},
+        {"type": "output_text", "text": ["b"]},
+        {"type": "output_text", "text": "c"},
+    ]
+    envelope = map_response({"id": "resp_1", "model": 5, "output": parts}, AgentExecuteRequest())
+    assert (envelope.kind, envelope.text, envelope.model_id) == ("ok", "c", None)
+    envelope = map_response({"id": [], "output": []}, AgentExecuteRequest())
+    assert (envelope.kind, envelope.error_message) == ("error", "The response has no 'id'.")
+
+
 def test_s2_11_too_deep_nesting_is_an_error() -> None:
     assert map_response("[" * 100_000, REQUEST).kind == "error"
     assert map_error(None, REQUEST, status=502, body="[" * 100_000).error_code == "502"

@@ -46,12 +46,12 @@ def map_response(
         envelope.kind, envelope.finish_reason = "error", "error"
         envelope.error_code, envelope.error_message = fault
     assert isinstance(response, dict) or fault is not None
-    if not isinstance(response, dict) or not response.get("id"):
+    if not isinstance(response, dict) or not _find_id(response):
         return envelope
     output = _list_items(response)
-    envelope.response_continuation_id = response["id"]
-    envelope.turn_id = envelope.turn_id or response["id"]
-    envelope.model_id = response.get("model")
+    envelope.response_continuation_id = _find_id(response)
+    envelope.turn_id = envelope.turn_id or _find_id(response)
+    envelope.model_id = response["model"] if isinstance(response.get("model"), str) else None
     envelope.text = _BLANK_LINE.join(_find_texts(output)) or None
     envelope.tool_calls = [_map_call(item) for item in _find_calls(output)]
     envelope.usage = _map_usage(response.get("usage"))
@@ -126,10 +126,15 @@ def _find_fault(response: Any) -> tuple[str, str] | None:
         return reported
     if response.get("status") == "failed":
         return "failed", "The response failed without an error message."
-    for field in ("id", "output"):
-        if not response.get(field) and response.get(field) != []:
-            return "invalid_response", f"The response has no '{field}'."
+    if not _find_id(response):
+        return "invalid_response", "The response has no 'id'."
+    if not response.get("output") and response.get("output") != []:
+        return "invalid_response", "The response has no 'output'."
     return None
+
+
+def _find_id(response: JsonObject) -> str | None:
+    return response["id"] if isinstance(response.get("id"), str) else None
 
 
 def _find_error(payload: Any) -> tuple[str, str] | None:
@@ -161,7 +166,10 @@ def _iterate_parts(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
 
 
 def _find_texts(items: Sequence[JsonObject]) -> list[str]:
-    texts = (part.get(_TEXT_FIELDS[part["type"]]) for part in _iterate_parts(items) if part.get("type") in _TEXT_FIELDS)
+    parts = list(_iterate_parts(items))
+    # The type of a part may be any JSON value.
+    fields = (_TEXT_FIELDS.get(str(part.get("type"))) for part in parts)
+    texts = (part.get(field) for part, field in zip(parts, fields, strict=True) if field is not None)
     return [text for text in texts if text and isinstance(text, str)]
 
 
