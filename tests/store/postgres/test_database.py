@@ -237,6 +237,45 @@ async def test_store_recovers_when_the_server_is_restarted(
     assert levels == ["ERROR", "WARNING"]
 
 
+async def test_database_that_is_closed_or_without_tables_is_unavailable(
+    own_server: PostgresServer,
+    make_stored: MakeStored,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_module, "RECONNECT_SECONDS", 0.0)
+    admin = EmptySchema(own_server.url)
+    admin.execute("CREATE DATABASE team")
+    url = own_server.url.removesuffix("postgres") + "team"
+    store = locate_store(url)
+    await store.open()
+    try:
+        await store.save("p", make_stored("resp_1"))
+        admin.execute("ALTER DATABASE team ALLOW_CONNECTIONS false")
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'team'")
+        await _check_unavailable(store, make_stored)
+        admin.execute("DROP DATABASE team")
+        admin.execute("CREATE DATABASE team")
+        await _check_unavailable(store, make_stored)
+        second = locate_store(url)
+        await second.open()  # creates the tables
+        await second.close()
+        await store.save("p", make_stored("resp_2"))
+        assert (await store.load("p", "resp_1"), store.failure) == (None, None)
+    finally:
+        await store.close()
+        admin.execute("DROP DATABASE team")
+        admin.remove()
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+async def _check_unavailable(store: Store, make_stored: MakeStored) -> None:
+    with pytest.raises(StoreUnavailable):
+        await store.load("p", "resp_1")
+    with pytest.raises(StoreUnavailable):
+        await store.save("p", make_stored("resp_2"))
+
+
 async def test_every_acknowledged_write_survives_restarts_under_load(
     own_server: PostgresServer, make_stored: MakeStored
 ) -> None:
@@ -348,6 +387,9 @@ def test_item_keys_are_short_and_distinct() -> None:
         (asyncpg.TooManyConnectionsError("too many clients"), StoreUnavailable, "store_unavailable"),
         (asyncpg.PostgresIOError("could not read block"), StoreUnavailable, "store_unavailable"),
         (asyncpg.InsufficientPrivilegeError("permission denied"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.OutOfMemoryError("out of shared memory"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.LockNotAvailableError("lock timeout"), StoreUnavailable, "store_unavailable"),
+        (asyncpg.UndefinedColumnError("column does not exist"), StoreUnavailable, "store_unavailable"),
         (ConnectionRefusedError(), StoreUnavailable, "store_unavailable"),
         (TimeoutError(), StoreUnavailable, "store_unavailable"),
         (asyncpg.UniqueViolationError("duplicate key"), ServerError, "server_error"),

@@ -54,6 +54,16 @@ OPENING_ERRORS = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # no server has the `target_session_attrs` of the URL
 )
+# The database cannot be used in its present state. An administrator has changed it, or has to.
+UNUSABLE_ERRORS = (
+    asyncpg.PostgresSystemError,
+    asyncpg.InternalServerError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ObjectNotInPrerequisiteStateError,  # it accepts no connections, or a lock was not free in `lock_timeout`
+    asyncpg.UndefinedTableError,  # another database has its name now, or is being restored
+    asyncpg.UndefinedColumnError,
+)
 # Two transactions waited for each other. Each can be repeated.
 CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
@@ -200,9 +210,7 @@ def describe_error(error: BaseException) -> AntiphonError:
         return StoreUnavailable(READ_ONLY)
     if isinstance(error, CONNECTION_ERRORS):
         return StoreUnavailable(LOST)
-    if isinstance(
-        error, (asyncpg.PostgresSystemError, asyncpg.InternalServerError, asyncpg.InsufficientPrivilegeError)
-    ):
+    if isinstance(error, UNUSABLE_ERRORS):
         return StoreUnavailable(FAILED)
     failure = (WriteConflict if isinstance(error, CONFLICTS) else ServerError)("The store failed.")
     failure.__cause__ = error  # for the log
