@@ -136,6 +136,13 @@ async def test_project_is_renamed_and_archived_with_its_keys(store: Store) -> No
     assert await store.list_keys() == [keys[0]._replace(revoked_at=50), keys[1]]
 
 
+async def test_project_that_is_renamed_during_its_archival_stays_archived(store: Store) -> None:
+    await store.save_project(StoredProject("p", "p", 10))
+    await store.archive_project(StoredProject("p", "p", 10, 50))
+    await store.save_project(StoredProject("p", "P", 10))
+    assert await store.list_projects() == [StoredProject("p", "P", 10, 50)]
+
+
 async def test_stored_bytes_count_responses_events_and_items(store: Store, make_stored: MakeStored) -> None:
     sizes = [await store.measure_stored_bytes("p")]
     await store.save("p", make_stored("resp_1"))

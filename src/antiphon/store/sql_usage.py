@@ -56,7 +56,8 @@ DELETE_OLD_MONTHS = "DELETE FROM usage_months WHERE month < ?"
 
 SAVE_PROJECT = """
 INSERT INTO projects (id, name, created_at, archived_at) VALUES (?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET name = excluded.name, archived_at = excluded.archived_at
+ON CONFLICT (id) DO UPDATE SET
+    name = excluded.name, archived_at = coalesce(projects.archived_at, excluded.archived_at)
 """
 
 LIST_PROJECTS = "SELECT id, name, created_at, archived_at FROM projects ORDER BY id"

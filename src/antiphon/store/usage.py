@@ -90,7 +90,7 @@ class ProjectStore(Protocol):
     """The projects of the admin API. Projects that only have keys or data are not among them."""
 
     async def save_project(self, project: StoredProject) -> None:
-        """Save a project, or replace its name."""
+        """Save a project, or replace its name. An archived project stays archived."""
 
     async def list_projects(self) -> list[StoredProject]:
         """Return all projects by id."""

@@ -189,10 +189,25 @@ def test_budget_ends_with_the_month(clock: Clock) -> None:
     )
     assert error.retry_after == 17 * 86400
     limiter.charge(Charge("r", "key_2", 0, 2.5))
-    assert "2.50 USD of 2.5" in refuse(limiter, "r", "key_2").message
+    assert "2.5000 USD of 2.5 this" in refuse(limiter, "r", "key_2").message
     clock.time += error.retry_after
     limiter.admit("p", "key_1")
     limiter.admit("r", "key_2")
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "cost", "expected"),
+    [
+        ({"tokens_per_month": 50_000_000}, 50_000_123, 0.0, "50000123 tokens of 50000000 this month"),
+        ({"cost_per_month": 0.002}, 5, 0.0021, "0.0021 USD of 0.002 this month"),
+    ],
+)
+def test_refusal_by_a_budget_has_the_exact_numbers(
+    clock: Clock, budget: dict[str, Any], tokens: int, cost: float, expected: str
+) -> None:
+    limiter = make_limiter(clock, limits=UsageLimits(**budget))
+    limiter.charge(Charge("p", "key_1", tokens, cost))
+    assert expected in refuse(limiter).message
 
 
 def test_stored_spending_replaces_own_charges_up_to_the_mark(clock: Clock) -> None:

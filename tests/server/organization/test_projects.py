@@ -74,6 +74,18 @@ def test_archived_project_loses_its_keys_and_gets_no_new_ones(make_admin: Admin,
     assert send("POST", "/organization/projects", {"name": "old"}).status == 400
 
 
+def test_pages_continue_after_a_deleted_key_or_archived_project(make_admin: Admin, send: Send) -> None:
+    projects = make_admin().admin.organization.projects
+    names = {f"paged-{number}" for number in range(3)}
+    for name in names:
+        projects.create(name=name)
+    assert {each.id for each in projects.list(limit=1) if each.id in names and projects.archive(each.id)} == names
+    created = {send("POST", "/organization/projects/configured/api_keys", {}).json["id"] for _ in range(3)}
+    keys = projects.api_keys
+    deleted = {each.id for each in keys.list("configured", limit=1) if keys.delete(each.id, project_id="configured")}
+    assert deleted == created
+
+
 @pytest.mark.parametrize("project", ["default", "ada"])
 def test_project_with_keys_in_the_settings_is_not_archived(send: Send, project: str) -> None:
     refused = send("POST", f"/organization/projects/{project}/archive")

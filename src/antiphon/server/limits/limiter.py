@@ -270,7 +270,7 @@ class Limiter:
             if limits.tokens_per_month is not None and subject.spent_tokens >= limits.tokens_per_month:
                 raise self._refuse_budget(subject, "tokens_per_month", f"{subject.spent_tokens} tokens")
             if limits.cost_per_month is not None and subject.spent_cost >= limits.cost_per_month:
-                spent = f"{subject.spent_cost:.2f} {self._settings.run_currency}"
+                spent = f"{subject.spent_cost:.4f} {self._settings.run_currency}"
                 raise self._refuse_budget(subject, "cost_per_month", spent)
         most = limits.concurrent
         if most is not None and subject.concurrent + subject.shared.concurrent >= most:
@@ -299,7 +299,7 @@ class Limiter:
         limit = getattr(subject.limits, name)
         seconds = find_next_month(self._now()) - self._now()
         return RateLimited(
-            f"The budget of {subject.label} is used up: {spent} of {limit:g} this month (`{subject.table}.{name}`).",
+            f"The budget of {subject.label} is used up: {spent} of {limit} this month (`{subject.table}.{name}`).",
             code=QUOTA_EXCEEDED,
             retry_after=seconds,
         )

@@ -198,12 +198,10 @@ class ProjectHandlers:
 
     async def list_all(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, ProjectsQuery)
-        projects = [
-            project
-            for project in await self._list_visible(http_request)
-            if query.include_archived or project.archived_at is None
-        ]
-        chosen, has_more = _take_page(projects, query)
+        projects = await self._list_visible(http_request)
+        chosen, has_more = _take_page(
+            projects, query, lambda project: query.include_archived or project.archived_at is None
+        )
         shown = [_describe_project(project) for project in chosen]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
         await http_request.respond_with(ProjectPage(data=shown, first_id=first_id, last_id=last_id, has_more=has_more))
@@ -269,7 +267,8 @@ class ProjectHandlers:
 
     async def list_keys(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, KeysQuery)
-        chosen, has_more = _take_page(await self._list_project_keys(http_request), query)
+        keys = await self._list_project_keys(http_request)
+        chosen, has_more = _take_page(keys, query, lambda key: key.revoked_at is None)
         shown = [_describe_key(key) for key in chosen]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
         await http_request.respond_with(ApiKeyPage(data=shown, first_id=first_id, last_id=last_id, has_more=has_more))
@@ -306,13 +305,12 @@ class ProjectHandlers:
 
     async def _list_project_keys(self, http_request: HttpRequest) -> list[StoredKey]:
         project = await self._find(http_request)
-        keys = await self._store.list_keys()
-        return [key for key in keys if key.project == project.id and key.revoked_at is None]
+        return [key for key in await self._store.list_keys() if key.project == project.id]
 
     async def _find_key(self, http_request: HttpRequest) -> StoredKey:
         key_id = http_request.path_params[1]
         for key in await self._list_project_keys(http_request):
-            if key.id == key_id:
+            if key.id == key_id and key.revoked_at is None:
                 return key
         raise _make_key_error(key_id)
 
@@ -334,15 +332,19 @@ def _check_label(text: str, param: str) -> None:
         )
 
 
-def _take_page(rows: Sequence[T], query: KeysQuery) -> tuple[Sequence[T], bool]:
-    """Return the rows after the cursor, up to the limit, and True if there are more."""
+def _take_page(rows: Sequence[T], query: KeysQuery, is_listed: Callable[[T], bool]) -> tuple[Sequence[T], bool]:
+    """Return the listed rows after the cursor, up to the limit, and True if there are more.
+
+    The cursor may be a row that is not listed any more: clients delete while they turn the pages.
+    """
     start = 0
     if query.after is not None:
         positions = [position for position, row in enumerate(rows) if row.id == query.after]
         if not positions:
             raise InvalidRequest(f"There is no element '{query.after}' in this list.", param="after")
         start = positions[0] + 1
-    return rows[start : start + query.limit], len(rows) > start + query.limit
+    left = [row for row in rows[start:] if is_listed(row)]
+    return left[: query.limit], len(left) > query.limit
 
 
 def _describe_project(project: StoredProject) -> Project:

@@ -76,7 +76,8 @@ class MemoryUsage(MemoryTables):
 
     async def save_project(self, project: StoredProject) -> None:
         earlier = self._tables.projects.get(project.id, project)
-        self._tables.projects[project.id] = project._replace(created_at=earlier.created_at)
+        archived_at = project.archived_at if earlier.archived_at is None else earlier.archived_at
+        self._tables.projects[project.id] = project._replace(created_at=earlier.created_at, archived_at=archived_at)
 
     async def list_projects(self) -> list[StoredProject]:
         return [project for _, project in sorted(self._tables.projects.items())]
