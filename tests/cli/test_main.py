@@ -53,6 +53,15 @@ def test_invalid_configuration_is_one_line_and_exit_1(command, home, capsys):
     assert capsys.readouterr() == ("", "antiphon: antiphon.toml: unknown setting 'prot'. Did you mean port?\n")
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_command_runs_with_closed_standard_streams(closed, home):
+    """Each open file gets the lowest free descriptor: a server would abort if one of these were its socket."""
+    command = [sys.executable, "-m", "antiphon", "config", "check"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ok\n") is ("1>" not in closed)
+
+
 def test_missing_configuration_is_one_line_and_exit_1(capsys):
     assert main(["models", "--config", "nowhere.toml"]) == 1
     assert capsys.readouterr() == ("", "antiphon: Cannot read nowhere.toml: No such file or directory.\n")

@@ -458,6 +458,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `antiphon run` has further exit statuses.
     """
+    _open_closed_streams()
     try:
         given = sys.argv[1:] if argv is None else argv
         arguments = build_parser(given[0] if given else None).parse_args(given)
@@ -475,6 +476,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         _discard_unwritable_output()
     return status
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that are closed. A socket could get their descriptors otherwise."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _discard_unwritable_output() -> None:
