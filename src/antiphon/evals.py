@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import msgspec
 
@@ -21,8 +21,16 @@ from antiphon.agent.typed_output import OutputMode
 from antiphon.errors import ConfigError
 from antiphon.runtime import Agent as ConfiguredAgent
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    OutputT = TypeVar("OutputT", default=Any)
+else:
+    from typing import TypeVar
+
+    OutputT = TypeVar("OutputT")
+
 InputT = TypeVar("InputT")
-OutputT = TypeVar("OutputT")
 
 Value: TypeAlias = bool | int | float | str
 """The result of an evaluator: a boolean is an assertion, a number a score, a text a label."""

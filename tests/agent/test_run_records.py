@@ -8,6 +8,7 @@ import pytest
 from antiphon import ConfigError, Handoff, InvalidRequest, Prices, SqliteLedger, drop_tool_calls, tool
 from antiphon.agent.entries import CallIntentEntry
 from antiphon.agent.journal import load
+from antiphon.agent.outcome import RunError
 from antiphon.agent.ownership import take_ownership
 from antiphon.agent.run_records import delete_run, list_runs, prune_runs, read_run
 from antiphon.ledger import Ledger, RunTaken
@@ -37,6 +38,13 @@ async def test_record_of_a_finished_run_has_its_totals(in_process: ScriptedModel
     assert (record.turns, record.tool_calls, record.usage) == (1, 0, Usage(1000, 500, 1500))
     assert (record.cost, record.currency) == (outcome.cost, outcome.currency) == (0.006, "EUR")
     assert (record.pending, record.history) == ((), outcome.history)
+
+
+async def test_record_has_the_error_of_a_failed_run(in_process: ScriptedModel, ledger: Ledger) -> None:
+    in_process.set_answers([{"raise": {"message": "Too long.", "code": "context_length_exceeded", "status": 400}}])
+    outcome = await in_process.agent().run("Hello!", ledger=ledger, run_id="run_1")
+    error = RunError("context_length_exceeded", "Too long.")
+    assert (outcome.error, (await read_run(ledger, "run_1")).error) == (error, error)
 
 
 async def test_record_says_why_calls_wait(in_process: ScriptedModel, ledger: Ledger) -> None:

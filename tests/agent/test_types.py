@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.scripted_model import ScriptedModel, call
 from support.type_mistakes import FIRST_LINE, MISTAKES, write_programs
-from support.typed_agent import Offer, Warehouse, call_tools, offer, watch, watch_output
+from support.typed_agent import Offer, Warehouse, call_tools, offer, score, watch, watch_output
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,8 @@ async def test_typed_program_runs(in_process: ScriptedModel) -> None:
     assert in_process.sent[0]["instructions"] == "You serve Ada."
     in_process.set_answers("Hello.")
     assert await watch(in_process.transport) == "Hello."
+    in_process.set_answers("Hello.")
+    assert await score(in_process.transport)
     in_process.set_answers([call("final_answer", {"product": "chair", "pieces": 2})])
     assert await watch_output(in_process.transport) == Offer("chair", 2)
 

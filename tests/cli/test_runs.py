@@ -200,6 +200,12 @@ def test_runs_are_listed_by_state_and_shown_as_json(command: Command) -> None:
     assert [each["reason"] for each in record["pending"]] == ["needs_approval", "needs_approval"]
 
 
+def test_error_of_a_failed_run_is_shown(command: Command) -> None:
+    _, _, error = command("run", "hello", "--model", "unknown")
+    message = "model_not_found: The model 'unknown' does not exist. Available models: 'scripted'."
+    assert message in command("runs", "show", find_run_id(error))[1].splitlines()
+
+
 def test_deleted_run_is_not_found_any_more(home: Path, command: Command) -> None:
     _, _, error = command("run", "pay", "--tools", "tools.py")
     run_id = find_run_id(error)

@@ -25,6 +25,7 @@ from antiphon import (
     tool,
 )
 from antiphon.agent.transports.base import Transport
+from antiphon.evals import Case, contains, evaluate
 
 
 @dataclass
@@ -118,6 +119,12 @@ async def watch(transport: Transport) -> str:
                 pass
     assert_type(stream.outcome.output, str)
     return stream.outcome.output
+
+
+async def score(transport: Transport) -> bool:
+    agent = Agent(model="scripted", transport=transport)
+    report = await evaluate(agent, [Case("greeting", input="Hello.")], [contains("Hello")])
+    return report.has_passed
 
 
 @tool(final=True)

@@ -77,6 +77,12 @@ def test_loading_error_names_the_cause(folder: Path, name: str, message: str) ->
     assert refused.value.message == message
 
 
+def test_file_that_exits_is_named_in_the_error(folder: Path) -> None:
+    (folder / "script.py").write_text("raise SystemExit('no arguments')")
+    with pytest.raises(ConfigError, match=r"Cannot load tools from '.*/script.py': SystemExit: no arguments"):
+        load_tools(["script.py"], directory=folder)
+
+
 def test_missing_file_is_named_in_the_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no file .*/nowhere\.py to load tools from\."):
         load_tools(["nowhere.py"], directory=folder)

@@ -9,6 +9,7 @@ from antiphon.agent.budget import Budget
 from antiphon.agent.entries import EndEntry
 from antiphon.agent.journal import Journal, load
 from antiphon.agent.limits import Prices
+from antiphon.agent.outcome import RunError
 from antiphon.agent.ownership import is_executed
 from antiphon.agent.resume import FINISHED, is_interrupted
 from antiphon.agent.task import Task
@@ -28,7 +29,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
     `status` is the kind of the outcome, `running` while a process executes the run, or `interrupted` if its process has
     ended before the run. `pending` are the calls that wait for a person. A call that may have happened waits for one
-    only if the `on_interrupt` of its tool is "ask". `cost` is None if the prices are not known.
+    only if the `on_interrupt` of its tool is "ask". `cost` is None if the prices are not known. `error` is that of the
+    outcome.
     """
 
     run_id: str
@@ -43,6 +45,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     currency: str | None = None
     pending: tuple[PendingToolCall, ...] = ()
     history: tuple[JsonObject, ...] = ()
+    error: RunError | None = None
 
 
 async def list_runs(ledger: Ledger, *, limit: int = 100) -> list[RunSummary]:
@@ -86,6 +89,7 @@ def describe_run(journal: Journal, lease: Lease | None, *, prices: Prices | None
         currency=currency,
         pending=() if status == RUNNING else tuple(_find_pending(journal)),
         history=tuple(state.conversation),
+        error=None if state.ended is None else state.ended.error,
     )
 
 

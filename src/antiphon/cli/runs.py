@@ -201,6 +201,8 @@ def describe_run(record: RunRecord) -> list[str]:
     ]
     for item in record.history:
         lines += _describe_item(item)
+    if record.error is not None:
+        lines += ["", f"{record.error.code}: {record.error.message}"]
     if record.pending:
         lines += ["", "calls that wait for a decision:", *describe_pending(record.pending)]
     if record.status not in (*FINISHED, RUNNING):

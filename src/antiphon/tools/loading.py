@@ -37,7 +37,7 @@ def _load_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(f"There is no module '{name}' to load tools from.") from None
         raise _loading_error(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _loading_error(name, error) from error
 
 
@@ -52,13 +52,13 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _loading_error(str(path), error) from error
     return module
 
 
-def _loading_error(source: str, error: Exception) -> ConfigError:
+def _loading_error(source: str, error: BaseException) -> ConfigError:
     return ConfigError(f"Cannot load tools from '{source}': {type(error).__name__}: {error}")
 
 
