@@ -1,11 +1,14 @@
 import http.client
 import os
 import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from antiphon.cli.main import main
-from antiphon.server.running_servers import FOLDER, ServerFile, list_servers
+from antiphon.server.running_servers import FOLDER, ReloadResult, ServerFile, find_server, list_servers
 
 SETTINGS = """
 data_dir = "data"
@@ -81,6 +84,38 @@ def test_reload_with_several_servers_needs_the_process_id(configure, home, capfd
     )
     first.remove()
     second.remove()
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "lambda *_: file.remove()"])
+def test_reload_of_a_server_that_ends_or_stops_is_an_error_at_once(configure, home, capfd, handler):
+    code = f"""
+import signal, sys
+from pathlib import Path
+from antiphon.server.running_servers import ServerFile
+signal.signal(signal.SIGHUP, {handler})
+file = ServerFile.create(Path({str(home / "data" / FOLDER)!r}), "http://127.0.0.1:1")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        assert main(["reload"]) == 1
+        process.stdin.close()
+    assert capfd.readouterr() == ("", "antiphon: The server http://127.0.0.1:1 has ended, or is stopping.\n")
+
+
+def test_reader_finds_a_server_while_it_reports(home):
+    file = ServerFile.create(home / FOLDER, "http://127.0.0.1:1")
+    results = [ReloadResult(error="long " * 40), ReloadResult(changes="short")]
+    found = []
+    reports = threading.Thread(target=lambda: [file.report(results[number % 2]) for number in range(2000)])
+    reports.start()
+    while reports.is_alive():
+        found.append(find_server(home / FOLDER, os.getpid()))
+    reports.join()
+    assert None not in found
+    assert find_server(home / FOLDER, os.getpid()).result == results[1]
+    file.remove()
 
 
 def test_file_of_a_dead_server_is_deleted(home):

@@ -76,7 +76,9 @@ def _wait_for_result(data_dir: Path, server: RunningServer, seconds: float) -> R
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         now = find_server(data_dir / FOLDER, server.pid)
-        if now is not None and now.reloads > server.reloads:
+        if now is None:
+            raise ConfigError(f"The server {server.url} has ended, or is stopping.")
+        if now.reloads > server.reloads:
             return now.result
         time.sleep(_POLL_SECONDS)
     raise ConfigError(f"The server has not reloaded its settings in {seconds:g} seconds. Its log shows the result.")

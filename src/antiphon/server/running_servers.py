@@ -88,9 +88,9 @@ class ServerFile:
         if self._descriptor is None:
             return
         with suppress(OSError):  # a full disk must not stop the server
-            # A reader may see a part of it. That is not valid JSON, and the reader tries again.
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, msgspec.json.encode(self._server), 0)
+            # One write, with spaces over the rest of the earlier content: a reader must not find an empty file.
+            size = os.fstat(self._descriptor).st_size
+            os.pwrite(self._descriptor, msgspec.json.encode(self._server).ljust(size), 0)
 
 
 def list_servers(folder: Path) -> list[RunningServer]:
@@ -100,7 +100,7 @@ def list_servers(folder: Path) -> list[RunningServer]:
 
 
 def find_server(folder: Path, pid: int) -> RunningServer | None:
-    """Return one server of a folder, or None if it has ended or its file is just being written."""
+    """Return one server of a folder, or None if it has ended or is stopping."""
     return read_server(_locate_file(folder, pid))
 
 
