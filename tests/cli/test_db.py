@@ -309,6 +309,10 @@ def test_link_in_a_container_is_not_followed_by_an_export(filled: str, tmp_path:
         (lambda lines: lines[1:], "line 1: this is not an export"),
         (lambda lines: [b'{"antiphon_export":2}\n', *lines[1:]], "has format 2"),
         (lambda lines: [lines[0], *lines[2:]], "but its end says"),
+        (lambda lines: lines + lines, "more lines follow the end of the export. Nothing was imported."),
+        (lambda lines: [lines[0], lines[1], *lines[1:]], "refuses a row: UNIQUE constraint failed"),
+        (lambda lines: [lines[0], b'{"end":5}\n'], "line 2: end: Expected `object`, got `int`. Nothing was imported."),
+        (lambda lines: [lines[0], b'{"table":[]}\n'], "line 2: table: Expected `str`, got `array`"),
         (lambda lines: [lines[0], b"{\n"], "line 2: Input data was truncated. Nothing was imported."),
         (lambda lines: [lines[0], lines[1][:9]], "The file is incomplete: line 2 has no end. Nothing was imported."),
         (lambda lines: [lines[0], b'{"table":"other"}\n'], "line 2: there is no table 'other'"),
@@ -335,6 +339,15 @@ def test_broken_export_is_refused_and_nothing_imported(
     assert message in capsys.readouterr().err
     assert main(["db", "status", "--json", "--store", target]) == 0
     assert set(json.loads(capsys.readouterr().out)["rows"].values()) == {0}
+
+
+def test_row_that_postgresql_refuses_is_an_error_of_the_import(
+    postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = b'{"antiphon_export":1}\n{"table":"prompts","id":"pmpt_1"}\n{"end":{"prompts":1}}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(export)))
+    assert main(["db", "import", "--store", postgres_url]) == 1
+    assert "refuses a row: null value in column" in capsys.readouterr().err
 
 
 def test_import_needs_an_empty_store(filled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

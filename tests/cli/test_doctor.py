@@ -245,7 +245,7 @@ async def test_settings_of_running_nodes_are_compared(postgres_url, home):
     settings = Settings(store=postgres_url, data_dir=home, backends={}, seal_keys=(secret,))
     engine = build_engine(settings)
     name = f"{socket.gethostname()} (process {os.getpid()})"
-    advice = "Use the same settings file on all nodes, and reload or restart them."
+    advice = "Use the same version and settings on all nodes, and synchronize their clocks, for example with NTP."
     await engine.start()
     try:
         await engine.admin_store.peer_link.wait_connected()

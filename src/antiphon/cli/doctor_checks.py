@@ -199,7 +199,7 @@ async def check_nodes(settings: Settings) -> list[Finding]:
         return [warning("nodes", text, "Set the seal_keys of the nodes.")]
     own = describe_node(make_setting_digests(settings, make_sealer(settings)))
     differences = list(compare_nodes(own, nodes, seconds=seconds))
-    advice = "Use the same settings file on all nodes, and reload or restart them."
+    advice = "Use the same version and settings on all nodes, and synchronize their clocks, for example with NTP."
     return [warning("nodes", text, advice) for text in differences] or [
         ok("nodes", f"{len(nodes)} with these settings: {', '.join(node.name for node in nodes[:_SHOWN_NODES])}")
     ]

@@ -376,11 +376,11 @@ async def import_lines(store: TransferStore, lines: Iterator[bytes]) -> dict[str
     for number, line in enumerate(lines, start=2):
         fields = _decode_line(number, line)
         if "end" in fields:
-            expected = msgspec.json.decode(fields["end"])
             if current is not None:
                 await store.import_rows(current, waiting)
-            if dict.fromkeys(_TABLES, 0) | expected != counts:  # older exports have fewer tables
-                raise ConfigError(f"line {number}: the file has {counts} rows, but its end says {expected}.")
+            _check_end(number, fields["end"], counts)
+            if any(rest.strip() for rest in lines):
+                raise ConfigError(f"line {number}: more lines follow the end of the export. Nothing was imported.")
             return counts
         table, row = _decode_row(number, fields)
         if current is not None and (table is not current or len(waiting) >= current.rows_step):
@@ -399,6 +399,16 @@ def _check_header(line: bytes) -> None:
     version = msgspec.json.decode(header["antiphon_export"])
     if version != FORMAT:
         raise ConfigError(f"line 1: the file has format {version}, but this version of Antiphon reads format {FORMAT}.")
+
+
+def _check_end(number: int, end: msgspec.Raw, counts: Mapping[str, int]) -> None:
+    expected = _decode_json(number, "end", end, dict[str, int])
+    for name in counts.keys() | expected.keys():  # older exports have fewer tables
+        if counts.get(name, 0) != expected.get(name, 0):
+            raise ConfigError(
+                f"line {number}: the file has {counts.get(name, 0)} rows of {name}, but its end says "
+                f"{expected.get(name, 0)}. Nothing was imported."
+            )
 
 
 def _encode_row(table: Table, row: Sequence[Any]) -> bytes:
@@ -449,7 +459,7 @@ def _decode_line(number: int, line: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _decode_row(number: int, fields: dict[str, msgspec.Raw]) -> tuple[Table, Sequence[Any]]:
-    name = msgspec.json.decode(fields.pop("table", msgspec.Raw(b"null")))
+    name = _decode_json(number, "table", fields.pop("table", msgspec.Raw(b'""')), str)
     table = _TABLES.get(name)
     if table is None:
         raise ConfigError(f"line {number}: there is no table {name!r}. Known tables: {', '.join(_TABLES)}.")
@@ -476,4 +486,11 @@ def _decode_value(number: int, column: Column, fields: dict[str, msgspec.Raw]) -
             return b"\n".join(bytes(each) for each in msgspec.json.decode(raw, type=list[msgspec.Raw]))
         return msgspec.json.decode(raw, type=_TYPES.get(column.kind, Any))
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"line {number}: {column.name}: {error}") from None
+        raise ConfigError(f"line {number}: {column.name}: {error}. Nothing was imported.") from None
+
+
+def _decode_json(number: int, name: str, raw: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"line {number}: {name}: {error}. Nothing was imported.") from None

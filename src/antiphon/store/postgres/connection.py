@@ -195,7 +195,7 @@ class DatabaseHealth:
         if isinstance(described, StoreUnavailable):
             self.report_contact(is_lost=True)
             if type(self.failure) is not type(described):
-                logger.error("the store %s cannot be used: %s", self._address, _summarize(error))
+                logger.error("the store %s cannot be used: %s", self._address, summarize_error(error))
             self.failure = described
         return described
 
@@ -219,7 +219,7 @@ def describe_error(error: BaseException) -> AntiphonError:
 
 def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError:
     """Return the error for a database that cannot be opened at the start."""
-    reason = _summarize(error)
+    reason = summarize_error(error)
     if isinstance(error, (asyncpg.ClientConfigurationError, ValueError)):
         reason = "the URL is invalid"  # the text of the error may contain parts of it
     elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
@@ -233,7 +233,7 @@ def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError
     return ConfigError(f"The store {address} cannot be opened: {reason}.")
 
 
-def _summarize(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "the connection was refused"
     text = str(error).strip().splitlines()

@@ -15,7 +15,9 @@ from antiphon.store.postgres.connection import (
     close,
     explain_refusal,
     make_item_key,
+    summarize_error,
 )
+from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import migrate, read_version
 from antiphon.store.postgres.steps import translate
 from antiphon.store.postgres.words import INSERT_WORDS, make_scope_word, split_text
@@ -174,6 +176,10 @@ async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None
                     await transfer.finish_import()
         finally:
             await close(connection)
+    except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
+        raise ConfigError(
+            f"The store {address} refuses a row: {summarize_error(error)}. Nothing was imported."
+        ) from error
     except OPENING_ERRORS as error:
         raise explain_refusal(address, error) from error
 
