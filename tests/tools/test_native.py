@@ -127,6 +127,13 @@ async def test_error_of_a_shell_is_an_output(model: UpstreamModel) -> None:
     assert "The arguments do not fit the schema: Expected `array`" in failed[1][0]["stderr"]
 
 
+async def test_output_of_a_command_must_be_text(model: UpstreamModel) -> None:
+    model.set_answers([item(LIST)], "Done.")
+    await model.agent(tools=[shell_tool(Shell([CommandOutput(b"a")]))]).run("Go.")  # type: ignore[arg-type]
+    (output,) = last_items(model)
+    assert output["output"][0]["stderr"] == "TypeError: the stdout and stderr of a command must be text, not bytes"
+
+
 async def test_program_of_the_local_shell_runs(model: UpstreamModel) -> None:
     async def run(request: LocalShellRequest, _: ToolContext) -> str:
         assert request == LocalShellRequest(["ls"], {"A": "1"}, "/tmp")
@@ -179,6 +186,13 @@ async def test_actions_on_a_computer_return_a_screenshot(model: UpstreamModel) -
     output, message = last_items(model, 2)
     assert (output["type"], output["call_id"]) == ("computer_call_output", "call_d")
     assert "the window is closed" in message["content"]
+
+
+async def test_screenshot_must_be_data_or_a_url(model: UpstreamModel) -> None:
+    model.set_answers([item(CLICK)], "Done.")
+    screen = computer_tool(lambda request, _: None)  # type: ignore[arg-type, return-value]
+    assert (await model.agent(tools=[screen]).run("Go.")).kind == "final"
+    assert "TypeError: a screenshot is NoneType, not PNG data or a URL" in last_items(model)[0]["content"]
 
 
 class SentBefore:

@@ -200,9 +200,11 @@ def computer_tool(
 
     async def invoke(text: str, context: ToolContext[Any]) -> ToolResult:
         screenshot = await _call(act, read_json(text or "{}", ComputerRequest), context)
+        if not isinstance(screenshot, bytes | str):
+            raise TypeError(f"a screenshot is {type(screenshot).__name__}, not PNG data or a URL")
         if isinstance(screenshot, bytes):
             screenshot = f"data:image/png;base64,{base64.b64encode(screenshot).decode()}"
-        return ToolResult([{"type": "computer_screenshot", "image_url": str(screenshot)}])
+        return ToolResult([{"type": "computer_screenshot", "image_url": screenshot}])
 
     def must_approve(arguments: Mapping[str, Any]) -> bool:
         if arguments.get("safety_checks"):
@@ -244,6 +246,8 @@ async def _call(function: Callable[..., Any], request: Struct, context: ToolCont
 def _encode_command(output: CommandOutput, limit: int) -> JsonObject:
     if not isinstance(output, CommandOutput):
         raise TypeError(f"a command has {type(output).__name__}, not CommandOutput")
+    if not all(isinstance(each, str) for each in (output.stdout, output.stderr)):
+        raise TypeError("the stdout and stderr of a command must be text, not bytes")
     code = output.exit_code
     outcome = {"type": "timeout"} if code is None else {"type": "exit", "exit_code": code}
     return {"stdout": output.stdout[:limit], "stderr": output.stderr[:limit], "outcome": outcome}
