@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Agent, ConfigError, Limits, Outcome, Prices, tool
+from antiphon import Agent, ConfigError, Limits, Outcome, Prices, RunContext, Tool, tool
 from antiphon.agent.budget import Stop, StopTimer
 from antiphon.agent.outcome import RunEnded, TextDelta
 from antiphon.ledger import Ledger
@@ -51,6 +51,24 @@ async def test_subagent_uses_only_the_remaining_parent_budget(scripted: Scripted
     assert outcome.usage == Usage(2030, 27, 2057)
     assert len(scripted.sent) == 4
     assert error_of(outputs_of(scripted.sent[3])[0][1]) == "The agent ended with budget: it gave no answer."
+
+
+async def test_calls_of_a_subagent_stop_at_the_limit_of_its_parent(scripted: ScriptedModel) -> None:
+    scripted.set_answers(ASK, *[look(f"{turn}") for turn in range(3)], "Mild so far.", "Enough.")
+    outcome = await make_agents(scripted, Limits(tool_calls=3)).run("How is it?")
+    # The call of the subagent, and two of its own. Both agents can still answer.
+    assert (outcome.kind, outcome.text, outcome.tool_calls) == ("final", "Enough.", 3)
+    assert error_of(outputs_of(scripted.sent[5])[0][1]) == "The agent ended with budget: Mild so far."
+
+
+async def test_agents_that_call_each_other_stop_at_the_limit_of_the_first(scripted: ScriptedModel) -> None:
+    def choose_tools(_: RunContext) -> list[Tool]:
+        return [agent.as_tool("expert", "Knows.")]
+
+    agent: Agent = scripted.agent(tools=choose_tools, limits=Limits(tool_calls=3))
+    scripted.set_answers(*[ASK] * 4, *["Enough."] * 4)
+    outcome = await agent.run("How is it?")
+    assert (outcome.kind, outcome.tool_calls, len(scripted.sent)) == ("final", 3, 8)
 
 
 async def test_subagent_prices_apply_to_the_parent_budget(scripted: ScriptedModel) -> None:

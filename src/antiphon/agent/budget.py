@@ -95,6 +95,13 @@ class Budget:
             return True
         return cost is not None and self._prices is not None and self._sum_cost(self._prices) >= cost
 
+    def has_calls_left(self, new_calls: int = 0) -> bool:
+        """Return True if a tool call after `new_calls` others is within the limits of this run and of its parents."""
+        limit = self._limits.tool_calls
+        if limit is not None and self.tool_calls + new_calls >= limit:
+            return False
+        return self._parent is None or self._parent.has_calls_left(new_calls)
+
     def is_parent_used_up(self) -> bool:
         """Return True if the budget of a parent run is used up."""
         return self._parent is not None and (self._parent.is_used_up() or self._parent.is_parent_used_up())

@@ -114,14 +114,9 @@ class Steps:
             return None
         if state.limit_reached == "no_progress":
             return "no_progress"
-        if self._budget.is_used_up() or self._is_call_limit_reached():
+        if self._budget.is_used_up() or (state.limit_reached == "budget" and not self._budget.has_calls_left()):
             return "budget"
         return "max_turns" if limits.turns is not None and state.turns >= limits.turns else None
-
-    def _is_call_limit_reached(self) -> bool:
-        """Return True if a call was refused because of the limit of calls, and this limit was not raised since."""
-        limit = self._task.limits.tool_calls
-        return self._state.limit_reached == "budget" and limit is not None and self._budget.tool_calls >= limit
 
     def _evaluate_answer(self) -> End | NextTurn:
         """Return the step after a turn without calls."""

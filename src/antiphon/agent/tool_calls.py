@@ -268,7 +268,7 @@ class ToolCalls:
         self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeat: int
     ) -> tuple[str | None, Consequence]:
         """Return the reason not to run a call, if there is one, and its consequence for the run."""
-        state, limit = self._state, self._task.limits.tool_calls
+        state = self._state
         verdict = state.verdicts.get(call.call_id)
         interrupted = is_interrupted(state, call)
         if verdict is not None and not verdict.approved:
@@ -277,11 +277,7 @@ class ToolCalls:
             is_reported = tool is not None and tool.on_interrupt == "tell" and verdict is None
             return (INTERRUPTED if is_reported else None), ""
         new_calls = sum(each.call_id not in state.started_calls for each in admitted)
-        if (
-            limit is not None
-            and call.call_id not in state.started_calls
-            and self._budget.tool_calls + new_calls >= limit
-        ):
+        if call.call_id not in state.started_calls and not self._budget.has_calls_left(new_calls):
             return LIMIT_REACHED, "budget"
         if repeat >= STOP_AT:
             return STOPPED, "no_progress"
