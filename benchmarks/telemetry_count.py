@@ -4,7 +4,7 @@
 
 The requests and the counters are those of guard.py. Every trace is recorded, and the export is counted too. Each count
 covers whole batches of spans: the queue is exported at its size, not after a delay. The exit status is 1 if a request,
-or a stream of 40 tokens, takes more than 5 % more with metrics or with traces.
+or a stream of 40 tokens, takes more than 5 % more with metrics, with traces, or with traces that are not sampled.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import guard
+from benchmarks import guard, telemetry
 from benchmarks.client import InvalidAnswer
 from benchmarks.counters import CounterUnavailable
 from benchmarks.servers import ProcessFailed
-from benchmarks.telemetry import VARIABLES, start_collector
+from benchmarks.telemetry import start_collector
 
 LIMIT = 0.05
 ROWS = ("request", "stream")
@@ -30,6 +30,8 @@ BATCH = 256
 OVERLAP = 16
 # The interpreter specialises code that has run a few times.
 WARM_UP = 4 * BATCH + OVERLAP
+# The traces of "unsampled" are turned on, but a sampler records none of them.
+VARIABLES = telemetry.VARIABLES | {"unsampled": telemetry.VARIABLES["traces"]}
 _NO_DELAY = {"OTEL_BSP_SCHEDULE_DELAY": "600000", "OTEL_METRIC_EXPORT_INTERVAL": "600000"}
 
 Counts = Mapping[str, Mapping[str, float]]
@@ -41,6 +43,8 @@ async def count(kind: str, names: Sequence[str], batches: int) -> dict[str, dict
     async with start_collector() as collector:
         for name in names:
             environment = dict.fromkeys(VARIABLES[name], collector) | _NO_DELAY
+            if name == "unsampled":
+                environment["OTEL_TRACES_SAMPLER"] = "always_off"
             with tempfile.TemporaryDirectory(prefix="antiphon-telemetry-") as folder:
                 found = await guard.measure(
                     kind, Path(folder), batches * BATCH, warm_up=WARM_UP, environment=environment
@@ -61,10 +65,10 @@ def format_table(counts: Counts) -> str:
 
 
 def find_excess(counts: Counts) -> list[str]:
-    """Return the rows of metrics and of traces that are above the limit."""
+    """Return the rows of metrics, or of traces, that are above the limit."""
     return [
         f"{name}, {row}"
-        for name in ("metrics", "traces")
+        for name in ("metrics", "traces", "unsampled")
         for row in ROWS
         if name in counts and counts[name][row] > counts["off"][row] * (1 + LIMIT)
     ]

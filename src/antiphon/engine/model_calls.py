@@ -139,8 +139,10 @@ class TracedBackend(Stage):
                     answer = await self.inner.stream(turn)
                 finally:
                     parent.sent_header = b""
-            elif self._tracer is None:
+            elif self._tracer is None or (type(parent) is OtlpSpan and not parent.is_sampled()):
                 answer = await self.inner.stream(turn)
+                if self._metrics is None:
+                    return answer
             else:
                 span = started = self._start_span(self._tracer, parent, turn.request)
                 if self.captures_content and started.is_recording():

@@ -305,13 +305,43 @@ def test_probes_and_metrics_have_no_spans(receiver: OtlpReceiver, start: Serve) 
     assert [span.name for span in receiver.spans] == ["GET /v1/models"]
 
 
-def test_client_decides_that_its_request_is_not_sampled(receiver: OtlpReceiver, start: Serve) -> None:
-    server = start()
-    body = {"model": "scripted", "input": "hi"}
-    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
-    assert server.ask("POST", "/v1/responses", body, headers=headers).status == 200
+@pytest.mark.parametrize("state", [{}, {"tracestate": "vendor=1"}])
+@pytest.mark.parametrize("sampler", ["", "always_off"])
+def test_trace_that_is_not_sampled_only_reaches_the_upstream(
+    receiver: OtlpReceiver, start: Serve, monkeypatch: pytest.MonkeyPatch, sampler: str, state: dict[str, str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    upstream = ThreadedServer(serve_chat(call_file_search("call_1"), answer("Mild.")))
+    chat = create_chat("chat", {"base_url": upstream.url}, make_settings().data_dir)
+    tools = HostedTools([RecordingTool()])
+    server = start(others={"chat": chat}, settings={"models": {"mixed": ["chat/far"]}}, hosted_tools=tools)
+    body = {"model": "mixed", "input": "hi", "tools": [FILE_SEARCH]}
+    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"} | state
+    assert server.ask("POST", "/v1/responses", body, headers=headers).json["status"] == "completed"
     server.stop()
+    sent = [each.headers for each in upstream.server.requests if each.method == "POST"]
+    upstream.close()
     assert receiver.spans == []
+    assert len(sent) == 2
+    for each in sent:
+        version, trace_id, span_id, flags = each["traceparent"].split("-")
+        assert (version, trace_id, flags, each.get("tracestate")) == ("00", TRACE_ID, "00", state.get("tracestate"))
+        assert span_id != PARENT_ID
+
+
+def test_sampler_decides_about_a_whole_trace(
+    receiver: OtlpReceiver, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    server = start()
+    for first in ("7", "f"):  # the last 64 bits of the id decide
+        trace_id = "0" * 15 + "1" + first + "0" * 15
+        headers = {"traceparent": f"00-{trace_id}-{PARENT_ID}-01"}
+        assert server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}, headers=headers).status == 200
+    server.stop()
+    spans = [(span.name, span.trace_id) for span in receiver.spans]
+    assert sorted(spans) == [(SERVER, "0" * 15 + "17" + "0" * 15), ("chat scripted", "0" * 15 + "17" + "0" * 15)]
 
 
 @pytest.mark.parametrize("header", ["", "00-zz-zz-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 900])

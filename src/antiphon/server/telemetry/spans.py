@@ -55,6 +55,8 @@ _FrameKey = tuple[str, str, bool, bytes, bytes, str, int]
 class RequestSpans:
     """Makes the spans of requests. They continue the trace that the header `traceparent` names.
 
+    A request of a trace that is not sampled has a context, but `http_request.span` is None.
+
     The context is that of the request's task, and is not restored: it ends with the task. The upgrade to a WebSocket
     has a context, but no span: a connection may be open for hours, and each of its responses has one.
     """
@@ -76,7 +78,8 @@ class RequestSpans:
             headers = http_request.headers
             parent = _parse_parent(headers) if b"traceparent" in headers else None
             if start_otlp_span is not None and type(http_request) is HttpRequest:
-                http_request.span = span = start_otlp_span(parent, _SERVER_KIND)
+                span = start_otlp_span(parent, _SERVER_KIND)
+                http_request.span = None if span.end_time else span
                 set_context({SPAN_KEY: span})
             else:
                 start_other(http_request, parent)
@@ -91,7 +94,7 @@ class RequestSpans:
         def report_traced(http_request: HttpRequest) -> None:
             report(http_request)
             span = http_request.span
-            if span is None or type(span) is NonRecordingSpan:
+            if span is None:
                 return
             if http_request.error_code is not None:
                 _record_error(span, http_request.error_code, http_request.status)
@@ -140,7 +143,8 @@ class RequestSpans:
         # A sampler of the SDK can read the name and the attributes of a new span.
         method = http_request.method if http_request.method in _METHODS else _OTHER_METHOD
         attributes = _describe_start(http_request, method)
-        http_request.span = span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
+        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes)
+        http_request.span = None if type(span) is NonRecordingSpan else span
         set_context(make_context(span))
 
     def _make_frame(self, key: _FrameKey) -> SpanFrame:

@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace import Link, Span, SpanKind, TraceFlags, TraceState
 
 from antiphon.telemetry.current_context import SPAN_KEY, read_context
 from antiphon.telemetry.otlp.attributes import clean_value
@@ -96,10 +96,6 @@ def _reset(queue: SpanQueue | None) -> None:
         queue.reset()
 
 
-def _to_int(identifier: bytes) -> int:
-    return int.from_bytes(identifier, "big")
-
-
 class OtlpTracer(trace.Tracer):  # type: ignore[misc]
     """Starts spans of one instrumentation scope."""
 
@@ -124,7 +120,7 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
         set_status_on_exception: bool = True,
     ) -> Span:
         span = self.start((read_context() if context is None else context).get(SPAN_KEY), kind._value_)
-        if type(span) is not OtlpSpan:
+        if span.end_time:
             return span
         span.name = name
         if start_time is not None:
@@ -139,8 +135,11 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
             details.records_exception, details.sets_status_on_exception = record_exception, set_status_on_exception
         return span
 
-    def start(self, parent: Span | None, kind: int) -> Span:
-        """Start a span that `OtlpSpan.finish` names and describes. `kind` is the number of the SpanKind."""
+    def start(self, parent: Span | None, kind: int) -> OtlpSpan:
+        """Start a span that `OtlpSpan.finish` names and describes. `kind` is the number of the SpanKind.
+
+        A span that is not sampled has ended.
+        """
         try:
             trace_id, span_id, call_id, header = UNUSED.pop()
         except IndexError:
@@ -148,34 +147,39 @@ class OtlpTracer(trace.Tracer):  # type: ignore[misc]
         if parent is None:
             if self._is_simple:
                 return OtlpSpan(self, "", kind, trace_id, span_id, b"", _NEW_FLAGS, time_ns(), call_id, header)
-        elif type(parent) is OtlpSpan and parent.tracer is self and parent.details is None:
-            # Every sampler gives the spans of one trace the same decision.
-            return OtlpSpan(self, "", kind, parent.trace_id, span_id, parent.span_id, parent.flags, time_ns())
         elif type(parent) is OtlpSpan and parent.tracer.queue is self.queue:
-            details = self._make_details(parent.trace_state)
-            ids = (parent.trace_id, span_id, parent.span_id)
-            return OtlpSpan(self, "", kind, *ids, parent.flags, time_ns(), details=details)
+            # Every sampler gives the spans of one trace the same decision.
+            span = OtlpSpan(self, "", kind, parent.trace_id, span_id, parent.span_id, parent.flags, time_ns())
+            if parent.details is not None:
+                span.details = self._make_details(parent.trace_state)
+            if not parent.flags & _SAMPLED:
+                span.end_time = span.start_time
+            return span
         return self._start_first(parent, kind, trace_id, span_id, call_id)
 
     def _make_details(self, state: TraceState | None) -> SpanDetails | None:
         """Return None if a new span needs no details. A span without them is not checked for limits."""
         return SpanDetails(state) if state or self.max_unchecked < 0 else None
 
-    def _start_first(self, parent: Span | None, kind: int, new_trace_id: bytes, span_id: bytes, call_id: bytes) -> Span:
+    def _start_first(
+        self, parent: Span | None, kind: int, new_trace_id: bytes, span_id: bytes, call_id: bytes
+    ) -> OtlpSpan:
         """Start the first span of a trace here. Its parent belongs to another process, or to another tracer."""
         remote = None if parent is None else parent.get_span_context()
         if remote is None or not remote.is_valid:
-            trace_id, parent_id, is_remote, is_parent_sampled = _to_int(new_trace_id), b"", False, None
+            trace_id, parent_id, is_remote, is_parent_sampled = new_trace_id, b"", False, None
             flags, state = _RANDOM, None
         else:
-            trace_id, parent_id, is_remote = remote.trace_id, remote.span_id.to_bytes(8, "big"), remote.is_remote
-            flags, state = remote.trace_flags & _RANDOM, remote.trace_state
+            trace_id, parent_id = remote.trace_id.to_bytes(16, "big"), remote.span_id.to_bytes(8, "big")
+            flags, state, is_remote = remote.trace_flags & _RANDOM, remote.trace_state, remote.is_remote
             is_parent_sampled = bool(remote.trace_flags & _SAMPLED)
-        if not self._sampler.decide(trace_id, is_parent_sampled=is_parent_sampled):
-            return NonRecordingSpan(SpanContext(trace_id, _to_int(span_id), False, TraceFlags(flags), state))
-        span = OtlpSpan(self, "", kind, trace_id.to_bytes(16, "big"), span_id, parent_id, flags | _SAMPLED, time_ns())
+        span = OtlpSpan(self, "", kind, trace_id, span_id, parent_id, flags, time_ns())
         span.has_remote_parent = is_remote
         span.details = self._make_details(state)
+        if not self._sampler.decide(int.from_bytes(trace_id, "big"), is_parent_sampled=is_parent_sampled):
+            span.end_time = span.start_time
+            return span
+        span.flags |= _SAMPLED
         if span.details is None:
             span.call_id, span.call_header = call_id, encode_traceparent(span.trace_id, call_id, span.flags)
         return span

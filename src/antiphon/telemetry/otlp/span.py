@@ -96,7 +96,9 @@ a span without a frame is None and the span.
 
 
 class OtlpSpan(msgspec.Struct, eq=False, gc=False):
-    """A span of a trace that is sampled. Times are in nanoseconds. After its end it does not change any more.
+    """A span. Times are in nanoseconds. After its end it does not change any more.
+
+    A span that is not sampled ends when it starts, so it records nothing. It only passes on the ids of its trace.
 
     `kind` is the number of the SpanKind. `call_id` and `call_header` are the id and the header of the first model
     call below this span; the id is cleared when the call starts. `sent_header` is this header while the request of the
@@ -134,6 +136,9 @@ class OtlpSpan(msgspec.Struct, eq=False, gc=False):
 
     def format_traceparent(self) -> str:
         return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-{_FLAGS[self.flags]}"
+
+    def is_sampled(self) -> bool:
+        return bool(self.flags & TraceFlags.SAMPLED)
 
     def is_recording(self) -> bool:
         return not self.end_time
