@@ -311,6 +311,10 @@ async def test_thread_may_outlive_its_event_loop() -> None:
     assert await asyncio.to_thread(done.wait, 20)
 
 
+async def decide_later(_: Any) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -322,6 +326,7 @@ async def test_thread_may_outlive_its_event_loop() -> None:
         ({"retries": 1.5}, "The retries of the tool 't' must be an integer, at least 0."),
         ({"concurrency": 0}, "The concurrency of the tool 't' must be an integer, at least 1."),
         ({"needs_approval": "yes"}, "The needs_approval of the tool 't' must be True, False or a function."),
+        ({"needs_approval": decide_later}, "The needs_approval of the tool 't' must not be a coroutine function."),
         ({"on_interrupt": "hope"}, "The on_interrupt of the tool 't' must be one of: ask, retry, tell."),
     ],
 )

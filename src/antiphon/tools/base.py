@@ -1,5 +1,6 @@
 """Tools as agents call them. Python functions (`function.py`) and MCP servers (`mcp.py`) both become a `Tool`."""
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
@@ -124,6 +125,9 @@ class Tool(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"The concurrency of the tool '{self.name}' must be an integer, at least 1.")
         if not isinstance(self.needs_approval, bool) and not callable(self.needs_approval):
             raise ConfigError(f"The needs_approval of the tool '{self.name}' must be True, False or a function.")
+        if inspect.iscoroutinefunction(self.needs_approval):
+            # The coroutine that it returns would be true for every call.
+            raise ConfigError(f"The needs_approval of the tool '{self.name}' must not be a coroutine function.")
         if self.on_interrupt not in get_args(OnInterrupt):
             raise ConfigError(f"The on_interrupt of the tool '{self.name}' must be one of: ask, retry, tell.")
 
