@@ -10,6 +10,7 @@ from antiphon.ledger import defer_cancellation
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
     CONNECTION_ERRORS,
+    ISOLATION,
     OPENING_ERRORS,
     PostgresConnector,
     ServerAddress,
@@ -69,7 +70,7 @@ class AgentConnection:
             raise described from described.__cause__
 
     async def _transact(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
-        async with self._use() as connection, connection.transaction():
+        async with self._use() as connection, connection.transaction(isolation=ISOLATION):
             return await work(connection)
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, StoreFull, StoreUnavailable
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 # Maximum time of a statement. A server that does not answer for so long counts as failed.
 STATEMENT_SECONDS = 30.0
+
+# All operations are written for this isolation. The default of a server, a database or a user may be another one.
+ISOLATION: Final = "read_committed"
 
 FULL = "The store is full: there is no space left on the disk of its database."
 LOST = "The database of the store cannot be reached."
@@ -121,6 +124,8 @@ class PostgresConnector:
                 if self.is_pooled:
                     await close(connection)
                     connection = await self._open()
+            if not self.is_pooled:  # through a pooler, each transaction names it
+                await connection.execute("SET default_transaction_isolation = 'read committed'")
             async with connection.transaction() if self.is_pooled else nullcontext():
                 await connection.set_type_codec(
                     "text", schema="pg_catalog", encoder=escape_text, decoder=unescape_text, format="text"

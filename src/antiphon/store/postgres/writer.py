@@ -182,7 +182,7 @@ class _Attempt:
             self.can_repeat = False
             await _execute_group(self._connection, *groups[0])  # a transaction of its own
             return
-        await self._connection.execute("BEGIN")
+        await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         for work, group in groups:
             await _execute_group(self._connection, work, group)
         if self._is_repeated:
