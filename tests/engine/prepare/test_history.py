@@ -395,10 +395,30 @@ async def test_call_without_its_deleted_output_does_not_take_another(make_harnes
 
 async def test_call_pair_in_the_input_answers_no_call_of_the_history(make_harness: Any) -> None:
     harness = await make_harness(LOOP)
-    opened = await harness.answer("go and say so", tools=[FUNCTION])
-    pair = [{"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "[]"}, make_output("mine")]
-    response = await harness.answer([say("rather"), *pair], previous_response_id=opened.id)
+    call = {"type": "function_call", "call_id": "call_0", "name": "f"}
+    lost = [say("go"), call | {"arguments": "{}"}, {"type": "message", "role": "assistant", "content": "I did."}]
+    created = await harness.engine.conversations.create("default", codec.decode_items(codec.encode(lost)), None)
+    pair = [call | {"arguments": "[]"}, make_output("mine")]
+    response = await harness.answer([say("rather"), *pair], conversation=created.id)
     assert response.output_text == "7 items"
+
+
+@pytest.mark.parametrize("following", [[], [{"type": "message", "role": "assistant", "content": "I did."}]])
+async def test_call_before_a_text_of_the_previous_response_needs_an_output(
+    make_harness: Any, following: list[dict[str, Any]]
+) -> None:
+    harness = await make_harness(LOOP)
+    opened = await harness.answer("go and say so", tools=[FUNCTION])
+    with pytest.raises(InvalidRequest, match="No tool output found for function call call_0"):
+        await harness.answer([*following, say("rather")], previous_response_id=opened.id)
+
+
+async def test_call_before_a_text_can_be_answered_after_a_compaction(make_harness: Any) -> None:
+    harness = await make_harness(LOOP)
+    opened = await harness.answer("go and say so", tools=[FUNCTION])
+    compacted = await harness.answer([{"type": "compaction_trigger"}], previous_response_id=opened.id)
+    response = await harness.answer([make_output("mine")], previous_response_id=compacted.id)
+    assert response.output_text == "4 items"
 
 
 async def test_local_shell_outputs_with_one_call_id_are_all_stored(harness: EngineHarness) -> None:

@@ -45,6 +45,16 @@ def test_calls_at_the_end_get_no_output() -> None:
     assert repair_history([USER, CALL, CUSTOM, OUTPUT]).repairs == []
 
 
+@pytest.mark.parametrize("next_calls", [(), ("call_b",)])
+def test_call_before_a_text_of_the_last_response_gets_no_output(next_calls: tuple[str, ...]) -> None:
+    mint = Mint()
+    first = FunctionCall("call_a", "f", "{}", mint.new_id("fc"))
+    text = Message("assistant", [OutputText("I look it up.")], mint.new_id("msg"))
+    history = [USER, first, FunctionCall("call_b", "f", "{}", mint.new_id("fc")), text]
+    repaired = repair_history(history, answered_next=next_calls, last_response=mint.response_id)
+    assert repaired == RepairedHistory(history, [])
+
+
 def test_answering_one_response_repairs_the_calls_of_another() -> None:
     """Two use a conversation at once, and both have a call open."""
     ours, theirs = Mint(), Mint()

@@ -131,7 +131,8 @@ def _make_history(
     # Compactions first: a call or output that one covers must not be repaired.
     answered_next = _find_calls_answered_by(request, items)
     expanded = expand_compactions(items, sealer, project=project, answered_next=answered_next)
-    repaired = repair_history(expanded.items, answered_next=answered_next)
+    last_response = request.previous_response_id
+    repaired = repair_history(expanded.items, answered_next=answered_next, last_response=last_response)
     repairs = [*losses, *expanded.warnings, *repaired.repairs]
     return History(items=repaired.items, compacted=expanded.compacted, repairs=repairs, tools=tools)
 

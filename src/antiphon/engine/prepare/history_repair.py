@@ -5,7 +5,7 @@ conversation, or a turn was cut off. Models and upstream APIs refuse such a hist
 each turn. Every repair is reported as a warning.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -36,16 +36,19 @@ class RepairedHistory(msgspec.Struct, frozen=True):
     repairs: list[str]
 
 
-def repair_history(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = ()) -> RepairedHistory:
+def repair_history(
+    items: Sequence[Item | Unknown], *, answered_next: Collection[str] = (), last_response: str | None = None
+) -> RepairedHistory:
     """Drop duplicates, lone outputs and unfinished items, and add an output to calls that have none.
 
-    Calls at the very end and the calls in `answered_next` get no output: their outputs are still to come.
+    Calls at the very end, those of the response with the id `last_response`, and those in `answered_next` get no
+    output: their outputs are still to come.
     """
     if _REPAIRED_TYPES.isdisjoint(map(type, items)) and _have_unique_ids(items):  # the common case
         return RepairedHistory(list(items), [])
     repairs: list[str] = []
     repaired = _drop_faulty_items(items, answered_next, repairs)
-    repaired = _answer_unanswered_calls(repaired, answered_next, repairs)
+    repaired = _answer_unanswered_calls(repaired, answered_next, last_response, repairs)
     repaired, dropped = _drop_dangling_reasoning(repaired)
     return RepairedHistory(repaired, [*repairs, *dropped])
 
@@ -183,20 +186,16 @@ def _has_only_text(item: Message) -> bool:
 
 
 def _answer_unanswered_calls(
-    items: list[Item | Unknown], answered_next: Collection[str], repairs: list[str]
+    items: list[Item | Unknown], answered_next: Collection[str], last_response: str | None, repairs: list[str]
 ) -> list[Item | Unknown]:
     trace = _trace_calls(items)
-    unanswered = trace.unanswered
-    if not unanswered and not trace.replaced:
+    if not trace.unanswered and not trace.replaced:
         return items
-    last_calls = _find_last_calls(items)
-    # Several clients may use one conversation. A client that answers one response's calls does not know the others.
-    answered = {_find_response(items[index]) for index, call_id in unanswered.items() if call_id in answered_next}
+    pending = _find_pending_calls(items, trace.unanswered, answered_next, last_response)
+    lost = (trace.unanswered.keys() - pending) | trace.replaced
     repaired: list[Item | Unknown] = []
     for index, item in enumerate(items):
-        is_recent = index >= last_calls and (not answered or _find_response(item) in answered)
-        awaits_output = index in unanswered and (is_recent or unanswered[index] in answered_next)
-        if awaits_output or (index not in unanswered and index not in trace.replaced):
+        if index not in lost:
             repaired.append(item)
         elif isinstance(item, FunctionCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
@@ -207,6 +206,26 @@ def _answer_unanswered_calls(
         elif isinstance(item, CALL_TYPES):
             repairs.append(f"the call {item.call_id} had no output and was left out")
     return repaired
+
+
+def _find_pending_calls(
+    items: Sequence[Item | Unknown],
+    unanswered: Mapping[int, str],
+    answered_next: Collection[str],
+    last_response: str | None,
+) -> set[int]:
+    """Return the indexes of the calls whose outputs are still to come."""
+    last_calls = _find_last_calls(items)
+    # Several clients may use one conversation. A client that answers one response's calls does not know the others.
+    answered = {_find_response(items[index]) for index, call_id in unanswered.items() if call_id in answered_next}
+    pending: set[int] = set()
+    for index, call_id in unanswered.items():
+        response = _find_response(items[index])
+        # Text, or calls of hosted tools, may follow a call in its response.
+        is_recent = index >= last_calls or (response is not None and response == last_response)
+        if call_id in answered_next or (is_recent and (not answered or response in answered)):
+            pending.add(index)
+    return pending
 
 
 def _find_response(item: Item | Unknown) -> str | None:

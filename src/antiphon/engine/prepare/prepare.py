@@ -205,7 +205,7 @@ class Preparer:
         if request.previous_response_id is not None or request.conversation is not None:
             context = await self._load_history(request, project, None, share, inherit_tools=False)
         new = _NewInput(items=accepted.input, mint=accepted.mint, has_media=has_media(accepted.input))
-        build = partial(self._build_history, context, new, project, repair=True)
+        build = partial(self._build_history, request, context, new, project, repair=True)
         items, repairs = await offload.run(build)
         turn = msgspec.structs.replace(
             self._make_turn(request, items, new, project),
@@ -431,18 +431,18 @@ class Preparer:
         if new.is_self_contained and not repair:  # there is nothing to expand, to open or to apply
             has_cut_off = check_call_pairs(new.items)
             return request, *(drop_unfinished_items(new.items) if has_cut_off else (new.items, []))
-        items, repairs = self._build_history(context, new, project, repair=repair)
+        items, repairs = self._build_history(request, context, new, project, repair=repair)
         request, useless = apply_configuration_updates(request, items)
         return request, items, [*repairs, *useless]
 
     def _build_history(
-        self, context: History, new: "_NewInput", project: str, *, repair: bool
+        self, request: CreateRequest, context: History, new: "_NewInput", project: str, *, repair: bool
     ) -> tuple[Items, list[str]]:
         """Return the whole history that the model reads, and warnings about repairs."""
         expanded = expand_compactions(context.items + new.items, self._sealer, project=project)
         items, unreadable = drop_unreadable_seals(expanded.items, self._sealer, project=project)
         if repair or ends_in_trigger(items):
-            items, unpaired = repair_before_trigger(items)
+            items, unpaired = repair_before_trigger(items, last_response=request.previous_response_id)
         else:
             check_call_pairs(items)
             items, unpaired = drop_unfinished_items(items)

@@ -125,10 +125,12 @@ def check_trigger(items: Sequence[Item | Unknown]) -> None:
         )
 
 
-def repair_before_trigger(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+def repair_before_trigger(
+    items: list[Item | Unknown], *, last_response: str | None = None
+) -> tuple[list[Item | Unknown], list[str]]:
     """Repair the items before a trigger at the end. The last calls may still have no output."""
     end = len(items) - ends_in_trigger(items)
-    repaired = repair_history(items[:end])
+    repaired = repair_history(items[:end], last_response=last_response)
     return [*repaired.items, *items[end:]], repaired.repairs
 
 
