@@ -134,6 +134,43 @@ def test_closed_call_is_done_immediately() -> None:
     ]
 
 
+def test_whole_call_is_done_before_next_call() -> None:
+    types = compose_types(
+        d.ToolCall(0, '{"x":', "f"), d.ToolCall(0, "1}"), d.ToolCall(1, "{}", "g"), d.ToolCall(0, "\n"), d.Finish()
+    )
+    assert types[2:] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_calls_that_may_continue_stay_open() -> None:
+    response = compose_response(
+        d.ToolCall("a", "1", "f", "call_a"),
+        d.CustomToolCall("b", "{}", "g", "call_b"),
+        d.ToolCall("c", "{}", "h", "call_c"),
+        d.ToolCall("d", "{}", "k", "call_d"),
+        d.ToolCall("a", "2"),
+        d.CustomToolCall("b", "!"),
+        d.ToolCall("c", " "),
+        d.Finish(),
+    )
+    assert response.output == [
+        items.FunctionCall("call_a", "f", "12", "fc_1", "completed"),
+        items.CustomToolCall("call_b", "g", "{}!", "ctc_2", "completed"),
+        items.FunctionCall("call_c", "h", "{} ", "fc_3", "completed"),
+        items.FunctionCall("call_d", "k", "{}", "fc_4", "completed"),
+    ]
+
+
 def test_interleaved_calls_are_separate_items() -> None:
     response = compose_response(
         d.ToolCall("a", '{"x":', "f", "call_a"),

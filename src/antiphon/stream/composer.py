@@ -6,7 +6,7 @@ The composer assigns ids, indexes, sequence numbers and order. It has no clock, 
 
 At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Any number of tool calls
 and passthrough items can be open besides, because backends interleave them. They are closed by `CloseItem`, or else at
-the end of the turn.
+the end of the turn. If a single call is open, with a whole object as its arguments, the next call closes it.
 """
 
 import itertools
@@ -93,6 +93,7 @@ class Composer:
         self._phase: deltas.Phase | None = None
         self._omits_status = False  # of the next reasoning item
         self._calls: dict[int | str, CallDraft] = {}
+        self._ended_calls: set[int | str] = set()  # closed before their turn ended: late fragments are blank
         self._call_ids: dict[str, str] = {}
         self._passthrough_items: dict[int | str, PassthroughDraft] = {}
         self._unnamed_calls: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
@@ -292,13 +293,15 @@ class Composer:
         draft = self._calls.get(delta.key)
         if draft is not None:
             return draft.write(fragment)
+        if delta.key in self._ended_calls:
+            return []
         held = self._unnamed_calls.setdefault(delta.key, [])
         held.append(delta)
         if not delta.name:  # `output_item.added` contains the name, so fragments wait for it
             self._text_size += len(fragment)
             return []
         del self._unnamed_calls[delta.key]
-        composed = self._close_text_item()
+        composed = [*self._close_text_item(), *self._close_whole_call()]
         item_id = self._new_id(draft_type.prefix)
         given = next((each.call_id for each in held if each.call_id), None)
         draft = self._calls[delta.key] = draft_type(
@@ -315,6 +318,14 @@ class Composer:
         for each in held:
             composed += draft.write(each.arguments if isinstance(each, deltas.ToolCall) else each.input)
         return composed
+
+    def _close_whole_call(self) -> list[Event]:
+        """Close the only open call if no argument can follow. Some clients read only one call at a time."""
+        if len(self._calls) != 1 or not all(draft.is_object() for draft in self._calls.values()):
+            return []
+        key, draft = self._calls.popitem()
+        self._ended_calls.add(key)
+        return self._close(draft, "completed")
 
     def _add_whole_item(self, delta: deltas.WholeItem) -> list[Event]:
         item = self._assign_ids(delta.item)

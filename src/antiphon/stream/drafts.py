@@ -312,6 +312,11 @@ class CallDraft(Draft):
             return False
         return True
 
+    def is_object(self) -> bool:
+        """Return True if the arguments so far are a complete JSON object. A longer text would not be JSON."""
+        text = self._fragments.join().strip()
+        return text.startswith("{") and text.endswith("}") and self.is_whole()
+
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
         text = self._fragments.join()
         item = self._item(text, ending if self._caller is None or ending == "incomplete" else "in_progress")
@@ -339,6 +344,9 @@ class CustomCallDraft(CallDraft):
 
     def is_whole(self) -> bool:
         return True  # any text is valid
+
+    def is_object(self) -> bool:
+        return False  # free text can always continue
 
     def _delta(self, fragment: str) -> Event:
         return events.CustomToolCallInputDelta(next(self._numbers), self.id, self.output_index, fragment)
