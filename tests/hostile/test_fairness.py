@@ -261,7 +261,7 @@ async def test_prompt_beyond_the_window_is_refused_without_a_slot(backend: Embed
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, ContextLengthExceeded)
         assert outcome.param == "input"
-        assert f"context window is {WINDOW} tokens. The input is at least " in outcome.message
+        assert f"maximum context length is {WINDOW} tokens. The input is at least " in outcome.message
     assert backend.queue.waiting == 0
     for slot in slots:
         slot.release()

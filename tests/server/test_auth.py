@@ -115,7 +115,7 @@ async def test_missing_key_error_explains_the_header(header: str) -> None:
 async def test_unknown_key_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(InvalidApiKey) as caught:
         await Authenticator(KEYS).authenticate({b"authorization": f"Bearer {key}".encode()})
-    assert caught.value.message == "The API key is not valid."
+    assert caught.value.message == "Incorrect API key provided: this server does not know it."
 
 
 def test_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
@@ -125,7 +125,7 @@ def test_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
         'Bearer realm="antiphon"',
         {
             "error": {
-                "message": "The API key is not valid.",
+                "message": "Incorrect API key provided: this server does not know it.",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": "invalid_api_key",

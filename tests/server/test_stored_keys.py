@@ -104,7 +104,7 @@ async def test_revoked_key_is_refused_after_the_check_time(
     clock.time += 4.9
     await authenticator.authenticate(HEADERS)
     clock.time += 0.1
-    assert [await refuse(authenticator) for _ in range(2)] == ["The API key was revoked."] * 2
+    assert [await refuse(authenticator) for _ in range(2)] == ["Incorrect API key provided: it was revoked."] * 2
 
 
 async def test_rotation_replaces_the_key(authenticator: Authenticator, store: CountingStore, clock: Clock) -> None:
@@ -113,7 +113,7 @@ async def test_rotation_replaces_the_key(authenticator: Authenticator, store: Co
     await store.rotate_key("key_1", compute_digest(b"sk-antiphon-two"), None)
     assert (await authenticator.authenticate({b"authorization": b"Bearer sk-antiphon-two"})).project == "p"
     clock.time += 5
-    assert await refuse(authenticator) == "The API key is not valid."
+    assert await refuse(authenticator) == "Incorrect API key provided: this server does not know it."
 
 
 async def test_key_expires_without_a_delay(authenticator: Authenticator, store: CountingStore, clock: Clock) -> None:
@@ -121,7 +121,7 @@ async def test_key_expires_without_a_delay(authenticator: Authenticator, store: 
     clock.time = 1001.9
     await authenticator.authenticate(HEADERS)
     clock.time = 1002.0
-    assert await refuse(authenticator) == "The API key has expired."
+    assert await refuse(authenticator) == "Incorrect API key provided: it has expired."
 
 
 async def test_store_failure_after_the_check_time_refuses_the_request(

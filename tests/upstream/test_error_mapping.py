@@ -95,6 +95,7 @@ def test_status_and_body_select_the_error_class(status: int, error: Any, expecte
     [
         (400, {"message": "This model's maximum context length is 8 tokens. However, your messages resulted in 9."}),
         (400, {"message": "Too many.", "code": "context_length_exceeded"}),
+        (400, {"message": "Too many.", "code": "context_length_exceeded", "param": "messages"}),
         (400, {"message": "Your input exceeds the context window of this model. Please adjust your input."}),
         (400, {"message": "The decoder prompt (length 9) is longer than the maximum model length of 8."}),
         (400, {"message": "the request exceeds the available context size, try increasing it", "code": 400}),

@@ -23,6 +23,8 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="antiphon"')
 # The last use of a key is written at most once in this time.
 _USE_INTERVAL_SECONDS = 60
 _MAX_VERIFIED = 10_000
+# Clients such as LiteLLM recognise an error of the key by these words of OpenAI's message.
+_INCORRECT_KEY = "Incorrect API key provided"
 
 
 class Grant(NamedTuple):
@@ -179,14 +181,14 @@ class Authenticator:
 
     def _make_grant(self, stored: StoredKey | None, started_at: float) -> Grant:
         if stored is None:
-            raise InvalidApiKey("The API key is not valid.")
+            raise InvalidApiKey(f"{_INCORRECT_KEY}: this server does not know it.")
         if stored.revoked_at is not None:
-            raise InvalidApiKey("The API key was revoked.")
+            raise InvalidApiKey(f"{_INCORRECT_KEY}: it was revoked.")
         now = self._now()
         seconds = float(CHECK_SECONDS)
         if stored.expires_at is not None:
             if stored.expires_at <= now:
-                raise InvalidApiKey("The API key has expired.")
+                raise InvalidApiKey(f"{_INCORRECT_KEY}: it has expired.")
             seconds = min(seconds, stored.expires_at - now)
         scope = find_highest_scope(stored.scopes)
         if scope is None:  # a newer version may have others

@@ -263,7 +263,9 @@ def _classify_by_content(status: int, report: ErrorReport, message: str, param: 
         status in (400, 413, 422, 500) and _TOO_LONG.search(report.message)
     )
     if too_long:
-        return ContextLengthExceeded(message or "The context is too long for the model.", param=param or "input")
+        if not param or param.startswith("messages"):  # the field of an upstream's API, not of a client's request
+            param = "input"
+        return ContextLengthExceeded(message or "The context is too long for the model.", param=param)
     if report.code == "model_not_found" or (status in (400, 404) and _NO_MODEL.search(report.message)):
         return ModelNotFound(message or "The upstream does not have this model.", param="model")
     if status == 404 and report.type == "invalid_request_error" and "URL" not in report.message:

@@ -160,9 +160,9 @@ class EmbeddedBackend:
         except PromptTooLong as error:
             limit = turn.request.max_output_tokens
             reserved = f" (max_output_tokens is {limit})" if limit is not None else ""
-            raise ContextLengthExceeded(
-                f"This model's context window is {self._window} tokens. The input is {error}, which leaves no room for "
-                f"an answer{reserved}. Shorten the input.",
+            raise ContextLengthExceeded(  # LiteLLM recognises the error by the first words
+                f"This model's maximum context length is {self._window} tokens. The input is {error}, which leaves no "
+                f"room for an answer{reserved}. Shorten the input.",
                 param="input",
             ) from None
 

@@ -178,7 +178,7 @@ async def test_threshold_limits_the_retained_items() -> None:
 
 async def test_instructions_that_fill_the_window_are_refused() -> None:
     turn = make_turn([Message("system", "Be kind. " * 2_000), user("hi")])
-    with pytest.raises(ContextLengthExceeded, match=r"window is 2000 tokens\. System and .* take 60"):
+    with pytest.raises(ContextLengthExceeded, match=r"context length is 2000 tokens\. System and .* take 60"):
         await compact(CountingBackend(WINDOW), turn)
 
 

@@ -151,8 +151,9 @@ class ContextWindows:
         room = spare - min(turn.request.max_output_tokens or spare // 4, spare // 2)
         if room < 1:
             raise ContextLengthExceeded(
-                f"This model's context window is {size} tokens. System and developer messages, instructions and tools "
-                f"take {fixed} of them, which leaves no room for a conversation. A compaction cannot shorten these.",
+                f"This model's maximum context length is {size} tokens. System and developer messages, instructions "
+                f"and tools take {fixed} of them, which leaves no room for a conversation. A compaction cannot shorten "
+                "these.",
                 param="input",
             )
         wanted = max(self._find_threshold(route, turn) - fixed, _MIN_GOAL)
