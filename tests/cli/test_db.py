@@ -457,6 +457,10 @@ def test_contents_in_a_shared_folder_are_moved(
     config.write_text(f'store = "{postgres_url}"\n[files]\ndirectory = "{folder}"\n')
     exports = [tmp_path / "sqlite.jsonl", tmp_path / "postgres.jsonl"]
     assert main(["db", "export", "--store", first, "--output", str(exports[0])]) == 0
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(exports[0].read_text().rpartition('{"end"')[0] + '{"end":{}}\n')
+    assert main(["db", "import", "--config", str(config), str(broken)]) == 1
+    assert not (folder / "contents").exists()
     assert main(["db", "import", "--config", str(config), str(exports[0])]) == 0
     assert {path.name for path in (folder / "contents").iterdir()} == {*FILE_IDS, "part_1"}
     assert main(["db", "export", "--config", str(config), "--output", str(exports[1])]) == 0

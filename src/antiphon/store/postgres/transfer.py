@@ -1,7 +1,7 @@
 """Export and import of a PostgreSQL store."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class PostgresTransfer:
         self._connection = connection
         self._folder = None if folder is None else folder / "contents"
         self._known_ids: dict[str, set[str]] = {}
+        self._written: set[Path] = set()
 
     async def read_schema(self) -> tuple[int, int]:
         return await read_version(self._connection), read_migrations("postgres")[-1].version
@@ -124,13 +125,23 @@ class PostgresTransfer:
     async def _import_contents(self, rows: Sequence[Sequence[Any]]) -> None:
         if self._folder is not None:
             for content_id, _, data in rows:
-                append_piece(locate_below(self._folder, content_id), data)
+                path = locate_below(self._folder, content_id)
+                self._written.add(path)
+                append_piece(path, data)
             return
         first = [(content_id,) for content_id, piece, _ in rows if piece == 0]
         await self._connection.executemany(_ADD_CONTENT, first)
         for row in rows:
             if row[2]:
                 await self._connection.execute(_ADD_PIECE, *row)
+
+    def delete_written(self) -> None:
+        """Delete the contents that a failed import has written to the folder."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        if self._folder is not None and self._written:
+            with suppress(OSError):  # it has contents of others
+                self._folder.rmdir()
 
     async def finish_import(self) -> None:
         """Let new rows get positions after the imported ones."""
@@ -169,11 +180,15 @@ async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None
             isolation: Any = "read_committed" if is_import else "repeatable_read"
             async with connection.transaction(isolation=isolation, readonly=not is_import):
                 transfer = PostgresTransfer(connection, folder)
-                if is_import:
-                    await _check_empty(connection, address)
-                yield transfer
-                if is_import:
-                    await transfer.finish_import()
+                try:
+                    if is_import:
+                        await _check_empty(connection, address)
+                    yield transfer
+                    if is_import:
+                        await transfer.finish_import()
+                except BaseException:
+                    transfer.delete_written()
+                    raise
         finally:
             await close(connection)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
