@@ -69,6 +69,21 @@ async def test_denied_call_is_not_run_and_the_model_reads_the_reason(
     assert [event.is_error for event in events if isinstance(event, ToolFinished)] == [True]
 
 
+async def test_approved_call_waits_for_its_tool(in_process: ScriptedModel, ledger: Ledger) -> None:
+    paid: list[int] = []
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[look_up])
+    await agent.run("Go.", tools=[make_pay(paid)], ledger=ledger, run_id="run_1")
+    without = await agent.resume("run_1", ledger=ledger, approvals={"call_p": True})
+    assert without.error is not None
+    assert (without.kind, without.error.code, paid) == ("failed", "missing_tool", [])
+    assert without.error.message == (
+        "The approved call 'call_p' needs the tool 'pay': resume the run with it in 'tools'."
+    )
+    resumed = await agent.resume("run_1", ledger=ledger, tools=[make_pay(paid)])
+    assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
+
+
 async def test_call_without_verdict_stays_pending(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
     in_process.set_answers([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")

@@ -37,6 +37,7 @@ from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
 from antiphon.agent.unresolved_calls import list_unresolved
+from antiphon.errors import InvalidRequest
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import (
@@ -254,6 +255,11 @@ class ToolCalls:
         """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""
         tool = self._executor.tools.get(call.name)
         refusal, consequence = self._find_refusal(call, tool, admitted, repeat)
+        if tool is None and refusal is None and call.call_id in self._state.verdicts:
+            message = (
+                f"The approved call '{call.call_id}' needs the tool '{call.name}': resume the run with it in 'tools'."
+            )
+            raise InvalidRequest(message, param="tools", code="missing_tool")
         if refusal is not None:
             refused = structs.replace(make_error_result(refusal), may_have_happened=self._may_have_happened(call))
             await self._write_result(call, refused, consequence=consequence)
