@@ -38,6 +38,8 @@ _SECONDS = 60.0
 # The answer of a response whose process is killed takes this long.
 _HELD_SECONDS = 1.0
 _HELD = 8
+# A node that has just started does not judge others for some seconds.
+_SETTLED_SECONDS = 6.0
 TAKEOVERS = f"kill -9 with {_HELD} responses of {_HELD_SECONDS:g} s: seconds until all have ended"
 _COLUMNS = ("one process", "two processes")
 _SCRIPT = {
@@ -48,13 +50,17 @@ _SCRIPT = {
 
 
 class Setup(NamedTuple):
-    """Processes that share a store: workers of one server, or nodes. `lease` is in seconds."""
+    """Processes that share a store: workers of one server, or nodes. `lease` is in seconds.
+
+    `slots` is the number of background responses that a process runs at once.
+    """
 
     name: str
     store: str
     lease: float
     workers: int = 1
     nodes: int = 1
+    slots: int = 1000
 
 
 class Cluster:
@@ -150,18 +156,21 @@ async def measure(
             f"kill -9 with {_HELD} responses of {_HELD_SECONDS:g} s: seconds until all have ended (lease: {lease:g})"
         )
         for kind in kinds:
-            found, seconds = await _measure_kind(kind, folder, rounds=rounds, scale=scale)
-            for number in range(1, kills):
-                async with start_cluster(kind.setups[1], folder / f"{kind.setups[1].name}-{number}") as cluster:
+            rows += await _measure_kind(kind, folder, rounds=rounds, scale=scale)
+            # Each process holds half of the responses.
+            setup = kind.setups[1]._replace(slots=_HELD // 2)
+            seconds: list[float] = []
+            for number in range(kills):
+                async with start_cluster(setup, folder / f"{setup.name}-{number}") as cluster:
+                    await asyncio.sleep(min(_SETTLED_SECONDS, lease))
                     seconds.append(await _measure_takeover(cluster, kind.kill))
-            rows += found
             takeovers.append(make_count_row(section, kind.takeover, {"seconds": statistics.median(seconds)}))
     rows.sort(key=lambda row: row.section != RATES)
     return [rows, takeovers], notes
 
 
-async def _measure_kind(kind: Kind, folder: Path, *, rounds: int, scale: float) -> tuple[list[Row], list[float]]:
-    """Measure one process and two, foreground and background, in turns. Then kill one of the two."""
+async def _measure_kind(kind: Kind, folder: Path, *, rounds: int, scale: float) -> list[Row]:
+    """Measure one process and two, foreground and background, in turns."""
     count = max(_CONCURRENCY, round(_RESPONSES * scale) // 2 * 2)
     found: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
@@ -172,13 +181,11 @@ async def _measure_kind(kind: Kind, folder: Path, *, rounds: int, scale: float) 
             for name, work in (("foreground", _run_foreground), ("background", _run_background)):
                 for cluster, column in zip(clusters, _COLUMNS, strict=True):
                     found[name][column].append(await _take_sample(cluster, work, count))
-        seconds = await _measure_takeover(clusters[1], kind.kill)
-    rows = [
+    return [
         make_row(section, f"{kind.name}, {name}", {column: list(map(read, taken)) for column, taken in samples.items()})
         for section, read in ((RATES, attrgetter("rate")), (CPU, attrgetter("cpu")))
         for name, samples in found.items()
     ]
-    return rows, [seconds]
 
 
 async def _take_sample(cluster: Cluster, work: Callable[[Cluster, int], Awaitable[None]], count: int) -> Sample:
@@ -224,7 +231,7 @@ async def start_cluster(setup: Setup, folder: Path) -> AsyncIterator[Cluster]:
         (own / "script.json").write_text(json.dumps(_SCRIPT))
         (own / "antiphon.toml").write_text(
             f'data_dir = "{folder}"\nstore = "{setup.store}"\nworkers = {setup.workers}\nlog_level = "warning"\n'
-            f"background_lease_seconds = {setup.lease}\nbackground_slots = 1000\n"
+            f"background_lease_seconds = {setup.lease}\nbackground_slots = {setup.slots}\n"
             f'[backends.scripted]\nkind = "scripted"\nscript = "{own}/script.json"\n'
         )
         return make_antiphon_command(own, port)
