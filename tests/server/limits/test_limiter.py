@@ -189,7 +189,7 @@ def test_budget_ends_with_the_month(clock: Clock) -> None:
     )
     assert error.retry_after == 17 * 86400
     limiter.charge(Charge("r", "key_2", 0, 2.5))
-    assert "2.5000 USD of 2.5 this" in refuse(limiter, "r", "key_2").message
+    assert "2.50 USD of 2.5 this" in refuse(limiter, "r", "key_2").message
     clock.time += error.retry_after
     limiter.admit("p", "key_1")
     limiter.admit("r", "key_2")

@@ -270,7 +270,8 @@ class Limiter:
             if limits.tokens_per_month is not None and subject.spent_tokens >= limits.tokens_per_month:
                 raise self._refuse_budget(subject, "tokens_per_month", f"{subject.spent_tokens} tokens")
             if limits.cost_per_month is not None and subject.spent_cost >= limits.cost_per_month:
-                spent = f"{subject.spent_cost:.4f} {self._settings.run_currency}"
+                digits = ".2f" if limits.cost_per_month >= 1 else "g"
+                spent = f"{subject.spent_cost:{digits}} {self._settings.run_currency}"
                 raise self._refuse_budget(subject, "cost_per_month", spent)
         most = limits.concurrent
         if most is not None and subject.concurrent + subject.shared.concurrent >= most:
