@@ -84,6 +84,25 @@ async def test_approved_call_waits_for_its_tool(in_process: ScriptedModel, ledge
     assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
 
 
+async def test_approved_call_of_a_subagent_waits_for_the_tool_of_the_parent(
+    in_process: ScriptedModel, ledger: Ledger
+) -> None:
+    paid: list[int] = []
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY], "Paid.", "Done.")
+    expert = in_process.agent(name="expert", tools=[make_pay(paid)]).as_tool("expert", "Pays.")
+    agent = in_process.agent()
+    await agent.run("Go.", tools=[expert], ledger=ledger, run_id="run_1")
+    without = await agent.resume("run_1", ledger=ledger, approvals={"call_e/call_p": True})
+    assert without.error is not None
+    assert (without.error.code, without.error.message, paid) == (
+        "missing_tool",
+        "The paused call 'call_e' needs the tool 'expert': resume the run with it in 'tools'.",
+        [],
+    )
+    resumed = await agent.resume("run_1", ledger=ledger, tools=[expert])
+    assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
+
+
 async def test_call_without_verdict_stays_pending(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
     in_process.set_answers([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")

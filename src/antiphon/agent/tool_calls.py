@@ -255,11 +255,8 @@ class ToolCalls:
         """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""
         tool = self._executor.tools.get(call.name)
         refusal, consequence = self._find_refusal(call, tool, admitted, repeat)
-        if tool is None and refusal is None and call.call_id in self._state.verdicts:
-            message = (
-                f"The approved call '{call.call_id}' needs the tool '{call.name}': resume the run with it in 'tools'."
-            )
-            raise InvalidRequest(message, param="tools", code="missing_tool")
+        if tool is None and refusal is None:
+            self._check_tool_is_not_needed(call)
         if refusal is not None:
             refused = structs.replace(make_error_result(refusal), may_have_happened=self._may_have_happened(call))
             await self._write_result(call, refused, consequence=consequence)
@@ -269,6 +266,17 @@ class ToolCalls:
             self.pending.append(self._journal.make_pending(call, reason))
             return False
         return True
+
+    def _check_tool_is_not_needed(self, call: ToolInvocation) -> None:
+        """Raise InvalidRequest if a call without its tool is approved, or is a paused call of a subagent."""
+        is_approved = call.call_id in self._state.verdicts
+        if is_approved or call.call_id in self._state.paused_calls:
+            raise InvalidRequest(
+                f"The {'approved' if is_approved else 'paused'} call '{call.call_id}' needs the tool '{call.name}': "
+                "resume the run with it in 'tools'.",
+                param="tools",
+                code="missing_tool",
+            )
 
     def _find_refusal(
         self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeat: int
