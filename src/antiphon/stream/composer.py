@@ -6,7 +6,7 @@ The composer assigns ids, indexes, sequence numbers and order. It has no clock, 
 
 At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Any number of tool calls
 and passthrough items can be open besides, because backends interleave them. They are closed by `CloseItem`, or else at
-the end of the turn. If a single call is open, with a whole object as its arguments, the next call closes it.
+the end of the turn. The next call closes the only open one if its arguments are a whole object and it has no `CloseItem`.
 """
 
 import itertools
@@ -313,6 +313,7 @@ class Composer:
             namespace=delta.namespace,
             caller=delta.caller,
         )
+        draft.has_end = isinstance(delta, deltas.ToolCall) and delta.has_end
         self._output.append(draft)
         composed += draft.announce()
         for each in held:
@@ -321,7 +322,7 @@ class Composer:
 
     def _close_whole_call(self) -> list[Event]:
         """Close the only open call if no argument can follow. Some clients read only one call at a time."""
-        if len(self._calls) != 1 or not all(draft.is_object() for draft in self._calls.values()):
+        if len(self._calls) != 1 or any(draft.has_end or not draft.is_object() for draft in self._calls.values()):
             return []
         key, draft = self._calls.popitem()
         self._ended_calls.add(key)

@@ -94,7 +94,8 @@ def _decompose_annotation(event: events.OutputTextAnnotationAdded) -> Sequence[D
 def _decompose_added(event: events.OutputItemAdded) -> Sequence[Delta]:
     match event.item:
         case items.FunctionCall() as call:
-            return [deltas.ToolCall(_make_key(event), "", call.name, call.call_id, call.namespace, call.caller)]
+            key = _make_key(event)
+            return [deltas.ToolCall(key, "", call.name, call.call_id, call.namespace, call.caller, has_end=True)]
         case items.CustomToolCall() as call:
             return [deltas.CustomToolCall(_make_key(event), "", call.name, call.call_id, call.namespace, call.caller)]
         case items.Reasoning(status=status):

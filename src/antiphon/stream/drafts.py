@@ -292,6 +292,7 @@ class CallDraft(Draft):
         self._call_id = call_id
         self._name = name
         self._namespace = namespace
+        self.has_end = False
         self._caller = caller
         self._fragments = _Pieces()
 

@@ -306,12 +306,12 @@ def test_call_without_arguments_gets_an_object(arguments: Any, has_delta: bool) 
     empty = {"type": "response.function_call_arguments.delta", "item_id": "i", "delta": ""}
     begun = [added, empty] if has_delta else []
     emitted = read_events(*begun, done(CALL | {"arguments": arguments}), COMPLETED)
-    assert emitted == [ToolCall(0, "", "f", "c"), ToolCall(0, "{}"), d.CloseItem(0), Finish()]
+    assert emitted == [ToolCall(0, "", "f", "c", has_end=True), ToolCall(0, "{}"), d.CloseItem(0), Finish()]
 
 
 def test_incomplete_call_without_arguments_stays_empty() -> None:
     emitted = read_events(done(CALL | {"arguments": "", "status": "incomplete"}))
-    assert emitted == [ToolCall(0, "", "f", "c"), d.CloseItem(0, ending="incomplete")]
+    assert emitted == [ToolCall(0, "", "f", "c", has_end=True), d.CloseItem(0, ending="incomplete")]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,12 @@ def test_incomplete_call_without_arguments_stays_empty() -> None:
 def test_last_call_of_an_incomplete_response_is_not_filled(fields: Any, arguments: list[Any], ending: Any) -> None:
     response = {"id": "resp_up", "status": "incomplete", "output": [CALL | fields]}
     emitted = read_events({"type": "response.incomplete", "response": response})
-    assert emitted == [ToolCall(0, "", "f", "c"), *arguments, d.CloseItem(0, ending=ending), Finish("length")]
+    assert emitted == [
+        ToolCall(0, "", "f", "c", has_end=True),
+        *arguments,
+        d.CloseItem(0, ending=ending),
+        Finish("length"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +358,9 @@ def test_usage_of_bare_deltas_is_estimated_from_their_text() -> None:
 
 def test_numeric_call_id_becomes_text() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": 5, "name": "f", "arguments": "{}", "namespace": []}
-    assert read_events({"type": "response.output_item.added", "item": call})[0] == ToolCall(0, "", "f", "5")
+    assert read_events({"type": "response.output_item.added", "item": call})[0] == ToolCall(
+        0, "", "f", "5", has_end=True
+    )
 
 
 def call(item_id: str, call_id: str, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Unknown events of items that are not open yet."""
+"""Unknown events and fields of items that are not open yet, or not any more."""
 
 import json
 from typing import Any
@@ -50,3 +50,22 @@ def test_unknown_event_before_the_first_text_is_forwarded(
     assert [event["sequence_number"] for event in emitted] == list(range(len(emitted)))
     content = emitted[-1]["response"]["output"][0].get("content") or []
     assert [part["text"] for part in content] == [part["text"] for part in item.get("content", ())]
+
+
+def test_call_that_ends_after_the_next_one_began_keeps_its_fields() -> None:
+    """Servers such as LiteLLM end all calls at the end of the answer."""
+    f, g = CALL | {"arguments": ""}, CALL | {"arguments": "", "id": "j", "call_id": "d"}
+    ended = [item | {"arguments": "{}", "status": "completed", "provider_specific_fields": {"a": 1}} for item in (f, g)]
+    events = [
+        {"type": "response.output_item.added", "output_index": 0, "item": f},
+        {"type": "response.function_call_arguments.delta", "output_index": 0, "item_id": "i", "delta": "{}"},
+        {"type": "response.output_item.added", "output_index": 1, "item": g},
+        {"type": "response.function_call_arguments.delta", "output_index": 1, "item_id": "j", "delta": "{}"},
+        *(
+            {"type": "response.output_item.done", "output_index": index, "item": item}
+            for index, item in enumerate(ended)
+        ),
+        {"type": "response.completed", "response": {"id": "resp_up", "status": "completed", "output": ended}},
+    ]
+    emitted = replay(ResponsesReader, [b"data: %b\n\n" % json.dumps(event).encode() for event in events])
+    assert emitted[-1]["response"]["output"] == [ended[0] | {"id": "fc_0"}, ended[1] | {"id": "fc_1"}]

@@ -370,8 +370,12 @@ class ItemCompleter:
             return []
         item.is_announced, item.call_id = True, fields.get("call_id")
         self._current.clear()
-        make = deltas.ToolCall if item.kind == "function_call" else deltas.CustomToolCall
-        call = make(item.key, "", name, wire.read_name(item.call_id), wire.read_name(fields.get("namespace")))
+        call_id, namespace = wire.read_name(item.call_id), wire.read_name(fields.get("namespace"))
+        call: Delta
+        if item.kind == "function_call":
+            call = deltas.ToolCall(item.key, "", name, call_id, namespace, has_end=True)
+        else:
+            call = deltas.CustomToolCall(item.key, "", name, call_id, namespace)
         return [call, *item.take_held_events()]
 
     def complete_call(self, fields: dict[str, Any]) -> list[Delta]:

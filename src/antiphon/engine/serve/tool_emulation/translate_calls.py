@@ -51,7 +51,7 @@ class FunctionCallTranslator:
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]:
         name, namespace = self._client_name or (first.name, first.namespace)
-        return [deltas.ToolCall(self._key, first.arguments, name, first.call_id, namespace)]
+        return [msgspec.structs.replace(first, key=self._key, name=name, namespace=namespace)]
 
     def write(self, fragment: str) -> Sequence[Delta]:
         return [deltas.ToolCall(self._key, fragment)]

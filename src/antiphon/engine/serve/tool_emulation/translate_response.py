@@ -112,6 +112,7 @@ class AnswerTranslator:
             delta.name,
             next((each.call_id for each in held if each.call_id), None),
             delta.namespace,
+            has_end=delta.has_end,
         )
         output = [*self._emit_complete_calls(), *self._answer.take_commentary()]
         call = self._answer.calls[delta.key] = self._make_translator(first)
