@@ -1,4 +1,6 @@
-"""The cost of OpenTelemetry: the CPU time of a server with metrics and with traces against one without.
+"""The cost of telemetry: the CPU time of a server with metrics or traces against one without.
+
+`prometheus` are the metrics of `/metrics`, `metrics` and `traces` are those of OpenTelemetry, `all` are these three.
 
 The servers pass the same requests, those of guard.py, on to an upstream in this process. They get them in short turns,
 because the speed of a machine changes within seconds. The export is counted too. The collector, which discards
@@ -24,12 +26,13 @@ from benchmarks.report import Row, make_row
 from benchmarks.servers import RunningServer, Server, make_antiphon_command, read_cpu, start_server
 from benchmarks.workloads import Workload
 
-SECTION = "CPU of the server with OpenTelemetry, ms a request"
-VARIABLES = {
+SECTION = "CPU of the server with telemetry, ms a request"
+KINDS = {
     "off": (),
-    "metrics": ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",),
-    "traces": ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
-    "both": ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+    "prometheus": ("prometheus",),
+    "metrics": ("metrics",),
+    "traces": ("traces",),
+    "all": ("prometheus", "metrics", "traces"),
 }
 # A batch has the spans of 256 requests. A round has several turns of it.
 _REQUESTS = 256
@@ -56,12 +59,22 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> tuple[list[Row]
         upstream_port = await stack.enter_async_context(guard.start_upstream())
         prepare = functools.partial(_prepare, upstream_port)
         servers = []
-        for number, name in itertools.product(range(processes), VARIABLES):
-            server = Server(name, "/readyz", prepare, environment=dict.fromkeys(VARIABLES[name], collector))
+        for number, name in itertools.product(range(processes), KINDS):
+            server = Server(name, "/readyz", prepare, environment=make_variables(name, collector))
             running = await stack.enter_async_context(start_server(server, folder / f"{name}-{number}"))
             servers.append((name, running))
         stack.enter_context(_separate([running.pid for _, running in servers]))
         return [await _measure_workload(servers, each, turns * rounds, count) for each in _WORKLOADS], []
+
+
+def make_variables(kind: str, collector: str) -> dict[str, str]:
+    """Return the environment variables that turn on this kind of telemetry."""
+    variables = {
+        "prometheus": {"ANTIPHON_METRICS": "1"},
+        "metrics": {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": collector},
+        "traces": {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector},
+    }
+    return {name: value for signal in KINDS[kind] for name, value in variables[signal].items()}
 
 
 async def _measure_workload(
@@ -76,7 +89,7 @@ async def _measure_workload(
             cpu = await _measure_cpu(running.pid, running.port, workload, count)
             used[number] += cpu if turn >= 0 else 0.0
     samples = {
-        name: [cpu / turns for cpu, (each, _) in zip(used, servers, strict=True) if each == name] for name in VARIABLES
+        name: [cpu / turns for cpu, (each, _) in zip(used, servers, strict=True) if each == name] for name in KINDS
     }
     return make_row(SECTION, workload.name, samples, remark=_describe_error(samples))
 

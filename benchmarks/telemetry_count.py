@@ -1,4 +1,4 @@
-"""Count the instructions of a request with the metrics and traces of OpenTelemetry, and compare them with one without.
+"""Count the instructions of a request with metrics and traces, and compare them with one without.
 
     python -m benchmarks.telemetry_count [--kind perf|callgrind|calls] [--only off,traces] [--batches N]
 
@@ -20,7 +20,7 @@ from benchmarks import guard, telemetry
 from benchmarks.client import InvalidAnswer
 from benchmarks.counters import CounterUnavailable
 from benchmarks.servers import ProcessFailed
-from benchmarks.telemetry import start_collector
+from benchmarks.telemetry import make_variables, start_collector
 
 LIMIT = 0.05
 ROWS = ("request", "stream")
@@ -30,8 +30,9 @@ BATCH = 256
 OVERLAP = 16
 # The interpreter specialises code that has run a few times.
 WARM_UP = 4 * BATCH + OVERLAP
-# The traces of "unsampled" are turned on, but a sampler records none of them.
-VARIABLES = telemetry.VARIABLES | {"unsampled": telemetry.VARIABLES["traces"]}
+# The traces of this kind are turned on, but a sampler records none of them.
+UNSAMPLED = "unsampled"
+KINDS = (*telemetry.KINDS, UNSAMPLED)
 _NO_DELAY = {"OTEL_BSP_SCHEDULE_DELAY": "600000", "OTEL_METRIC_EXPORT_INTERVAL": "600000"}
 
 Counts = Mapping[str, Mapping[str, float]]
@@ -42,8 +43,8 @@ async def count(kind: str, names: Sequence[str], batches: int) -> dict[str, dict
     counts: dict[str, dict[str, float]] = {}
     async with start_collector() as collector:
         for name in names:
-            environment = dict.fromkeys(VARIABLES[name], collector) | _NO_DELAY
-            if name == "unsampled":
+            environment = make_variables("traces" if name == UNSAMPLED else name, collector) | _NO_DELAY
+            if name == UNSAMPLED:
                 environment["OTEL_TRACES_SAMPLER"] = "always_off"
             with tempfile.TemporaryDirectory(prefix="antiphon-telemetry-") as folder:
                 found = await guard.measure(
@@ -68,7 +69,7 @@ def find_excess(counts: Counts) -> list[str]:
     """Return the rows of metrics, or of traces, that are above the limit."""
     return [
         f"{name}, {row}"
-        for name in ("metrics", "traces", "unsampled")
+        for name in ("prometheus", "metrics", "traces", UNSAMPLED)
         for row in ROWS
         if name in counts and counts[name][row] > counts["off"][row] * (1 + LIMIT)
     ]
@@ -80,15 +81,15 @@ def _format_change(number: float, base: float, name: str) -> str:
 
 def _read_names(text: str) -> list[str]:
     names = text.split(",")
-    if not names or set(names) - set(VARIABLES):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(VARIABLES)}")
+    if not names or set(names) - set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(KINDS)}")
     return ["off", *(name for name in names if name != "off")]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry_count", description="Count OpenTelemetry.")
     parser.add_argument("--kind", choices=guard.KINDS, default="callgrind", help="the counter (default callgrind)")
-    parser.add_argument("--only", type=_read_names, default=list(VARIABLES), metavar="NAMES", help="off is added")
+    parser.add_argument("--only", type=_read_names, default=KINDS, metavar="NAMES", help="off is added")
     parser.add_argument("--batches", type=int, default=1, metavar="N", help="batches of 256 requests (default 1)")
     arguments = parser.parse_args()
     try:

@@ -150,7 +150,7 @@ ROWS = {
             "PostgreSQL, another node",
         ][: 1 + is_installed()]
     }
-    | ({"CPU of the server with OpenTelemetry, ms a request": ["request", "stream"]} if HAS_OTEL else {}),
+    | ({"CPU of the server with telemetry, ms a request": ["request", "stream"]} if HAS_OTEL else {}),
     "hosted": {
         "CPU of a hosted call, µs": [
             "foreground, in memory",
