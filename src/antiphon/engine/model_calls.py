@@ -77,24 +77,15 @@ _TEXT_ANSWER = [Text, TokenUsage, Finish]
 _FrameKey = tuple[Any, ...]
 
 
-class ModelCallRecord(msgspec.Struct, frozen=True, gc=False):
-    """A model call that has ended, for metrics. `first_chunk` are the seconds until the first deltas of a stream."""
-
-    provider: str
-    request_model: str
-    response_model: str
-    address: str
-    port: str
-    error: str
-    seconds: float
-    first_chunk: float | None
-    usage: Usage | None
+CallLabels = tuple[str, str, str, str, str, str]
+"""The provider, the requested model, the model that has answered, the address, the port and the type of the error."""
 
 
 class ModelCallMetrics(Protocol):
-    """Receives the model calls. Its method must be quick and must not raise."""
+    """Receives the model calls that have ended. Its method must be quick and must not raise."""
 
-    def record_call(self, record: ModelCallRecord) -> None: ...
+    def record_call(self, labels: CallLabels, seconds: float, first_chunk: float | None, usage: Usage | None) -> None:
+        """Count a call. `first_chunk` are the seconds until the first deltas of a stream."""
 
 
 def find_provider_name(name: str, backend: Backend) -> str:
@@ -198,9 +189,13 @@ class TracedBackend(Stage):
         else:
             error_type = _find_failure(error, last)
             reason = CANCELLED if error_type == CANCELLED else "error"
+        requested, served, counted = turn.request.model, last.get(Served), last.get(TokenUsage)
+        # The upstream may name the model that has answered.
+        answered_by = requested if served is None else served.named or served.model
         if self._metrics is not None:
-            seconds = perf_counter() - started_at
-            self._metrics.record_call(self._make_record(turn, error_type, seconds, first_chunk, last))
+            labels = (self._provider, requested or "", answered_by or "", self._host, self._port, error_type)
+            usage = None if counted is None else counted.usage
+            self._metrics.record_call(labels, perf_counter() - started_at, first_chunk, usage)
         if span is None or type(span) is NonRecordingSpan:
             return
         if error_type or emitted:
@@ -210,10 +205,7 @@ class TracedBackend(Stage):
             if emitted:
                 described.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
             span = described
-        served = last.get(Served)
-        # The upstream may name the model that has answered.
-        named = turn.request.model if served is None else served.named or served.model
-        self._finish(turn, span, first_chunk, named, reason, last.get(TokenUsage))
+        self._finish(turn, span, first_chunk, answered_by, reason, counted)
 
     def _finish(
         self,
@@ -261,17 +253,6 @@ class TracedBackend(Stage):
             )
         else:
             self._finish_span(span, frame, values)
-
-    def _make_record(
-        self, turn: Turn, error_type: str, seconds: float, first_chunk: float | None, last: Mapping[type, Any]
-    ) -> ModelCallRecord:
-        model = _limit_name(turn.request.model)
-        served, counted = last.get(Served), last.get(TokenUsage)
-        served_model = model if served is None else _limit_name(served.named or served.model)
-        usage = None if counted is None else counted.usage
-        return ModelCallRecord(
-            self._provider, model, served_model, self._host, self._port, error_type, seconds, first_chunk, usage
-        )
 
     def describe_request(self, model: str, parameters: Iterable[Any], output_type: str | None) -> dict[str, Any]:
         """Return the attributes that are known before the call."""

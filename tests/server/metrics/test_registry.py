@@ -16,9 +16,9 @@ from support.prometheus import parse_metrics
 
 def test_counter_is_written_with_sorted_labels() -> None:
     counter = Counter(Metric("things_total", "Things.", ("color", "size")))
-    counter.add(("red", "s"))
-    counter.add(("blue", "l"), 2)
-    counter.add(("red", "s"), 0.5)
+    counter.find_series(("red", "s")).value += 1
+    counter.find_series(("blue", "l")).value += 2
+    counter.find_series(("red", "s")).value += 0.5
     assert write_text([counter]).decode() == (
         "# HELP things_total Things.\n"
         "# TYPE things_total counter\n"
@@ -40,7 +40,7 @@ def test_metric_without_labels_begins_at_zero() -> None:
 def test_histogram_counts_a_value_at_its_bound_and_all_above() -> None:
     histogram = Histogram(Metric("wait_seconds", "Wait.", ("kind",)), (0.5, 1.0))
     for value in (0.25, 0.5, 1.0, 4.0):
-        histogram.observe(value, ("a",))
+        histogram.find_series(("a",)).observe(value)
     assert write_text([histogram]).decode() == (
         "# HELP wait_seconds Wait.\n"
         "# TYPE wait_seconds histogram\n"
@@ -55,7 +55,7 @@ def test_histogram_counts_a_value_at_its_bound_and_all_above() -> None:
 @pytest.mark.parametrize("value", ['a "quoted" name', "back\\slash", "two\nlines", "\\n", "ä,b={}", ""])
 def test_label_value_is_escaped(value: str) -> None:
     counter = Counter(Metric("things_total", "Things.", ("name",)))
-    counter.add((value,))
+    counter.find_series((value,)).value += 1
     assert parse_metrics(write_text([counter]).decode())["things_total"].samples == [("", {"name": value}, 1)]
 
 

@@ -5,9 +5,9 @@ from support.prometheus import parse_metrics
 
 def write_worker(number: int, *, tokens: int) -> bytes:
     counter = Counter(Metric("tokens_total", "Tokens.", ("model",)))
-    counter.add(('a{ "} b',), tokens)
+    counter.find_series(('a{ "} b',)).value += tokens
     histogram = Histogram(Metric("seconds", "Time."), [1.0])
-    histogram.observe(0.5)
+    histogram.find_series().observe(0.5)
     return label_text(write_text([counter, histogram]), number)
 
 
@@ -35,7 +35,7 @@ def test_line_separators_in_a_label_do_not_break_the_text() -> None:
     models = ["a\rb", "c\u2028# HELP evil x", "d\x0be", "f\x85g"]
     counter = Counter(Metric("tokens_total", "Tokens.", ("model",)))
     for model in models:
-        counter.add((model,), 1)
+        counter.find_series((model,)).value += 1
     merged = merge_texts([label_text(write_text([counter]), number) for number in (1, 2)]).decode()
     assert merged.split("\n") == [
         "# HELP tokens_total Tokens.",

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from antiphon.engine.model_calls import ModelCallRecord
 from antiphon.protocol.response import Usage
 from antiphon.server.metrics.server_metrics import MAX_MODELS
 from antiphon.server.telemetry.metrics import MetricExport, ModelMetrics
@@ -17,6 +16,8 @@ from support.otlp_receiver import OtlpReceiver
 DURATION = "gen_ai.client.operation.duration"
 FIRST_CHUNK = "gen_ai.client.operation.time_to_first_chunk"
 TOKENS = "gen_ai.client.token.usage"
+
+USAGE = Usage(30, 5, 35)
 
 Serve = Callable[..., LiveServer]
 
@@ -39,9 +40,15 @@ class Exports:
         self.is_shut_down = True
 
 
-def make_record(model: str = "small", **fields: Any) -> ModelCallRecord:
-    values = {"address": "", "port": "", "error": "", "seconds": 0.5, "first_chunk": 0.1, "usage": Usage(30, 5, 35)}
-    return ModelCallRecord(provider="openai", request_model=model, response_model=model, **values | fields)
+def record_call(
+    metrics: ModelMetrics,
+    *,
+    model: str = "small",
+    error: str = "",
+    first_chunk: float | None = 0.1,
+    usage: Usage | None = USAGE,
+) -> None:
+    metrics.record_call(("openai", model, model, "", "", error), 0.5, first_chunk, usage)
 
 
 def test_model_calls_are_exported_as_metrics(
@@ -82,10 +89,10 @@ def test_temporality_of_the_environment_is_used(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", preference)
     metrics, exports = ModelMetrics(), Exports()
     export = MetricExport(metrics, [exports], None)
-    metrics.record_call(make_record())
+    record_call(metrics)
     export.export()
-    metrics.record_call(make_record())
-    metrics.record_call(make_record())
+    record_call(metrics)
+    record_call(metrics)
     export.export()
     assert [each[DURATION] for each in exports.counts] == counts
     (first, second) = exports.spans_of_time
@@ -97,7 +104,7 @@ def test_export_without_values_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     metrics, exports = ModelMetrics(), Exports()
     export = MetricExport(metrics, [exports], None)
     export.export()
-    metrics.record_call(make_record())
+    record_call(metrics)
     export.export()
     export.export()
     assert [each[DURATION] for each in exports.counts] == [1]
@@ -107,7 +114,7 @@ def test_close_exports_the_last_values() -> None:
     metrics, exports = ModelMetrics(), Exports()
     export = MetricExport(metrics, [exports], None)
     export.start()
-    metrics.record_call(make_record(first_chunk=None, usage=None))
+    record_call(metrics, first_chunk=None, usage=None)
     export.close()
     assert (exports.counts, exports.is_shut_down) == ([{DURATION: 1}], True)
 
@@ -115,15 +122,19 @@ def test_close_exports_the_last_values() -> None:
 def test_number_of_model_names_is_bounded() -> None:
     metrics = ModelMetrics()
     for number in range(MAX_MODELS + 20):
-        metrics.record_call(make_record(f"model-{number}"))
-    durations = metrics.units[0][0]
-    assert len(durations.read()) == MAX_MODELS + 1
+        record_call(metrics, model=f"model-{number}")
+    record_call(metrics, model=f"model-{MAX_MODELS}")
+    durations = {labels[2:4]: sum(counts) for labels, counts, _ in metrics.units[0][0].read()}
+    assert durations == {
+        **{(f"model-{number}",) * 2: 1 for number in range(MAX_MODELS)},
+        ("other", "other"): 21,
+    }
 
 
 def test_number_of_error_codes_is_bounded() -> None:
     metrics = ModelMetrics()
     for number in range(300):
-        metrics.record_call(make_record(error=f"upstream-{number}"))
+        record_call(metrics, error=f"upstream-{number}")
     assert len(metrics.units[0][0].read()) == 101
 
 

@@ -1,8 +1,13 @@
-"""Counters, histograms and gauges, and the Prometheus text format (version 0.0.4)."""
+"""Counters, histograms and gauges, and the Prometheus text format (version 0.0.4).
+
+A counter or a histogram has a series for each combination of label values. Callers on the path of a request find a
+series once and update it directly.
+"""
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -12,9 +17,11 @@ OTHER = "other"
 
 _MAX_VALUE_LENGTH = 128
 
+_get_labels = itemgetter(0)
+
 Labels = tuple[str, ...]
-Series = tuple[Labels, tuple[int, ...], float]
-"""The labels of a histogram's values, the counts of the buckets, and the sum."""
+HistogramReading = tuple[Labels, tuple[int, ...], float]
+"""The labels of a series, the counts of the buckets, and the sum of the values."""
 
 Readings = Iterable[tuple[Labels, float]]
 
@@ -34,22 +41,54 @@ class Collector(Protocol):
         """Yield the lines of the metric."""
 
 
+class CounterSeries:
+    """A number that only grows. One thread updates it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
 class Counter:
-    """A number that only grows, for each combination of labels. One thread updates it."""
+    """A counter with a number for each combination of labels."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
-        self._values: dict[Labels, float] = {} if metric.labels else {(): 0}
+        self._series: dict[Labels, CounterSeries] = {} if metric.labels else {(): CounterSeries()}
 
-    def add(self, labels: Labels = (), amount: float = 1) -> None:
-        self._values[labels] = self._values.get(labels, 0) + amount
+    def find_series(self, labels: Labels = ()) -> CounterSeries:
+        """Return the number for these labels. A new one begins at zero."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = CounterSeries()
+        return series
 
     def write(self) -> Iterable[str]:
-        return _write_samples(self._metric, "counter", sorted(self._values.items()))
+        return _write_samples(
+            self._metric,
+            "counter",
+            [(labels, series.value) for labels, series in sorted(self._series.items(), key=_get_labels)],
+        )
+
+
+class HistogramSeries:
+    """The distribution of values. One thread updates it. `counts` has the buckets, each without those below it."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
 
 class Histogram:
-    """The distribution of values, for each combination of labels. One thread updates it.
+    """A histogram with a distribution for each combination of labels.
 
     `bounds` are the upper bounds of the buckets, in rising order. The bucket without a bound is added.
     """
@@ -57,14 +96,14 @@ class Histogram:
     def __init__(self, metric: Metric, bounds: Sequence[float]) -> None:
         self._metric = metric
         self._bounds = bounds
-        self._series: dict[Labels, _Values] = {} if metric.labels else {(): _Values(len(bounds) + 1)}
+        self._series: dict[Labels, HistogramSeries] = {} if metric.labels else {(): HistogramSeries(bounds)}
 
-    def observe(self, value: float, labels: Labels = ()) -> None:
+    def find_series(self, labels: Labels = ()) -> HistogramSeries:
+        """Return the distribution for these labels. A new one is empty."""
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = _Values(len(self._bounds) + 1)
-        series.counts[bisect_left(self._bounds, value)] += 1
-        series.sum += value
+            series = self._series[labels] = HistogramSeries(self._bounds)
+        return series
 
     @property
     def metric(self) -> Metric:
@@ -74,15 +113,15 @@ class Histogram:
     def bounds(self) -> Sequence[float]:
         return self._bounds
 
-    def read(self) -> list[Series]:
-        """Return the labels, the counts of the buckets and the sum of each series. Another thread may call this."""
+    def read(self) -> list[HistogramReading]:
+        """Return the values of each series. Another thread may call this."""
         return [(labels, tuple(series.counts), series.sum) for labels, series in tuple(self._series.items())]
 
     def write(self) -> Iterable[str]:
         metric = self._metric
         yield from _write_head(metric, "histogram")
         bounds = [format_number(bound) for bound in (*self._bounds, math.inf)]
-        for labels, series in sorted(self._series.items()):
+        for labels, series in sorted(self._series.items(), key=_get_labels):
             total = 0
             for bound, count in zip(bounds, tuple(series.counts), strict=True):
                 total += count
@@ -92,16 +131,6 @@ class Histogram:
             yield f"{metric.name}_sum{shown} {format_number(series.sum)}"
             # The sum of the buckets: another thread may have counted a value since they were read.
             yield f"{metric.name}_count{shown} {total}"
-
-
-class _Values:
-    """The counts of the buckets, each without those below it."""
-
-    __slots__ = ("counts", "sum")
-
-    def __init__(self, size: int) -> None:
-        self.counts = [0] * size
-        self.sum = 0.0
 
 
 class Reading:

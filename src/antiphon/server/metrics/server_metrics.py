@@ -18,7 +18,9 @@ from antiphon.server.metrics.registry import (
     BoundedLabel,
     Collector,
     Counter,
+    CounterSeries,
     Histogram,
+    HistogramSeries,
     Metric,
     Reading,
     Readings,
@@ -41,6 +43,11 @@ _STATES = ("closed", "half_open", "open")
 _DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
+_RequestKey = tuple[str, str, int]
+"""The pattern of the route, the method and the status of a request."""
+
+_RequestSeries = tuple[CounterSeries, HistogramSeries | None]
+
 
 class ServerMetrics:
     """Counts requests and responses, and reads the state of the engine when the metrics are written.
@@ -62,28 +69,33 @@ class ServerMetrics:
             ),
             _DURATIONS,
         )
-        self._first_tokens = Histogram(
+        first_tokens = Histogram(
             Metric("antiphon_time_to_first_token_seconds", "Time until the first output of a streamed response."),
             _DURATIONS,
         )
         self._responses = Counter(Metric("antiphon_responses_total", "Ended responses.", ("status",)))
         self._input_tokens = Counter(Metric("antiphon_input_tokens_total", "Input tokens.", ("model",)))
         self._output_tokens = Counter(Metric("antiphon_output_tokens_total", "Output tokens.", ("model",)))
-        self._write_times = Histogram(
+        write_times = Histogram(
             Metric("antiphon_store_write_duration_seconds", "Time of a batch of writes, until it is on disk."), _WRITES
         )
-        self._write_failures = Counter(
+        write_failures = Counter(
             Metric("antiphon_store_write_failures_total", "Writes that the storage could not execute.")
         )
+        self._first_tokens = first_tokens.find_series()
+        self._write_times = write_times.find_series()
+        self._write_failures = write_failures.find_series()
+        self._request_series: dict[_RequestKey, _RequestSeries] = {}
+        self._token_series: dict[str, tuple[CounterSeries, CounterSeries]] = {}
         self._collectors: list[Collector] = [
             self._requests,
             self._durations,
-            self._first_tokens,
+            first_tokens,
             self._responses,
             self._input_tokens,
             self._output_tokens,
-            self._write_times,
-            self._write_failures,
+            write_times,
+            write_failures,
             *self._make_engine_metrics(),
             *self._make_limit_metrics(),
             *self._make_upstream_metrics(),
@@ -98,12 +110,22 @@ class ServerMetrics:
 
     def count_request(self, http_request: HttpRequest) -> None:
         """Count a request that has ended."""
-        method = http_request.method if http_request.method in _METHODS else OTHER
-        route = http_request.route_path or _UNKNOWN_ROUTE
-        status = http_request.status
-        self._requests.add((route, method, f"{status // 100}xx" if status else "none"))
-        if status != _UPGRADE:  # the duration of a WebSocket is that of the connection
-            self._durations.observe(http_request.elapsed_ms / 1000, (route, method))
+        key = (http_request.route_path, http_request.method, http_request.status)
+        ended, durations = self._request_series.get(key) or self._find_request_series(key)
+        ended.value += 1
+        if durations is not None:
+            durations.observe(http_request.elapsed_ms / 1000)
+
+    def _find_request_series(self, key: _RequestKey) -> _RequestSeries:
+        route_path, method, status = key
+        is_known = method in _METHODS
+        labels = (route_path or _UNKNOWN_ROUTE, method if is_known else OTHER)
+        ended = self._requests.find_series((*labels, f"{status // 100}xx" if status else "none"))
+        # The duration of a WebSocket is that of the connection.
+        series = ended, None if status == _UPGRADE else self._durations.find_series(labels)
+        if is_known:  # a client can send any other method
+            self._request_series[key] = series
+        return series
 
     def watch_first_token(self, http_request: HttpRequest) -> "FirstToken":
         """Measure the time until the first output of a stream. Must be called before the stream begins."""
@@ -112,19 +134,26 @@ class ServerMetrics:
         return first_token
 
     def count_response(self, response: Response) -> None:
-        self._responses.add((response.status or OTHER,))
+        self._responses.find_series((response.status or OTHER,)).value += 1
         self.count_tokens(response.model, response.usage)
 
     def count_tokens(self, model: str, usage: Usage | None) -> None:
         if usage is not None:
-            labels = (self._models.bound(model),)
-            self._input_tokens.add(labels, usage.input_tokens)
-            self._output_tokens.add(labels, usage.output_tokens)
+            input_tokens, output_tokens = self._token_series.get(model) or self._find_token_series(model)
+            input_tokens.value += usage.input_tokens
+            output_tokens.value += usage.output_tokens
+
+    def _find_token_series(self, model: str) -> tuple[CounterSeries, CounterSeries]:
+        label = self._models.bound(model)
+        series = self._input_tokens.find_series((label,)), self._output_tokens.find_series((label,))
+        if label == model:
+            self._token_series[model] = series
+        return series
 
     def count_write(self, seconds: float, failures: int) -> None:
         self._write_times.observe(seconds)
         if failures:
-            self._write_failures.add((), failures)
+            self._write_failures.value += failures
 
     # Read when they are written
 
@@ -236,18 +265,18 @@ class ServerMetrics:
 class FirstToken:
     """The measurement of the time until the first output of one stream."""
 
-    __slots__ = ("_histogram", "_http_request", "_is_recorded")
+    __slots__ = ("_http_request", "_is_recorded", "_times")
 
-    def __init__(self, http_request: HttpRequest, histogram: Histogram) -> None:
+    def __init__(self, http_request: HttpRequest, times: HistogramSeries) -> None:
         self._http_request = http_request
-        self._histogram = histogram
+        self._times = times
         self._is_recorded = False
 
     def record(self) -> None:
         """Record the time, at the first call. An answer in one piece calls this when it is sent."""
         if not self._is_recorded:
             self._is_recorded = True
-            self._histogram.observe(self._http_request.elapsed_ms / 1000)
+            self._times.observe(self._http_request.elapsed_ms / 1000)
 
 
 def _read_version() -> str:

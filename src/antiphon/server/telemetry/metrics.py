@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -21,9 +21,10 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from antiphon.engine.model_calls import ModelCallRecord
+from antiphon.engine.model_calls import CallLabels
+from antiphon.protocol.response import Usage
 from antiphon.server.metrics import registry
-from antiphon.server.metrics.registry import BoundedLabel, Histogram, Labels, Series
+from antiphon.server.metrics.registry import BoundedLabel, Histogram, HistogramReading, HistogramSeries, Labels
 from antiphon.server.metrics.server_metrics import MAX_MODELS
 from antiphon.telemetry.conventions import SCOPE, read_version
 from antiphon.telemetry.environment import prefers_delta, read_export_interval
@@ -46,12 +47,22 @@ _EXPORT_MILLISECONDS = 10_000
 _MAX_ERRORS = 100
 
 
+class _CallSeries(NamedTuple):
+    """The series of model calls with the same labels."""
+
+    durations: HistogramSeries
+    first_chunks: HistogramSeries
+    input_tokens: HistogramSeries
+    output_tokens: HistogramSeries
+
+
 class ModelMetrics:
     """The metrics of model calls. Implements `ModelCallMetrics`. Everything but `read` runs on the event loop."""
 
     def __init__(self) -> None:
         self._models = BoundedLabel(MAX_MODELS)
         self._errors = BoundedLabel(_MAX_ERRORS)
+        self._series: dict[CallLabels, _CallSeries] = {}
         self._durations = _make("gen_ai.client.operation.duration", "Duration of a model call.", _SECONDS, "error.type")
         self._first_chunks = _make(
             "gen_ai.client.operation.time_to_first_chunk", "Time until the first part of a streamed answer.", _SECONDS
@@ -59,22 +70,29 @@ class ModelMetrics:
         self._tokens = _make("gen_ai.client.token.usage", "Tokens of a model call.", _TOKENS, "gen_ai.token.type")
         self.units = ((self._durations, "s"), (self._first_chunks, "s"), (self._tokens, "{token}"))
 
-    def record_call(self, record: ModelCallRecord) -> None:
+    def record_call(self, labels: CallLabels, seconds: float, first_chunk: float | None, usage: Usage | None) -> None:
+        series = self._series.get(labels) or self._find_series(labels)
+        series.durations.observe(seconds)
+        if first_chunk is not None:
+            series.first_chunks.observe(first_chunk)
+        if usage is not None:
+            series.input_tokens.observe(usage.input_tokens)
+            series.output_tokens.observe(usage.output_tokens)
+
+    def _find_series(self, labels: CallLabels) -> _CallSeries:
+        provider, request_model, response_model, address, port, error = labels
         bound = self._models.bound
-        labels = (
-            "chat",
-            record.provider,
-            bound(record.request_model),
-            bound(record.response_model),
-            record.address,
-            record.port,
+        shared = ("chat", provider, bound(request_model), bound(response_model), address, port)
+        bounded_error = self._errors.bound(error)
+        series = _CallSeries(
+            self._durations.find_series((*shared, bounded_error)),
+            self._first_chunks.find_series(shared),
+            self._tokens.find_series((*shared, "input")),
+            self._tokens.find_series((*shared, "output")),
         )
-        self._durations.observe(record.seconds, (*labels, self._errors.bound(record.error)))
-        if record.first_chunk is not None:
-            self._first_chunks.observe(record.first_chunk, labels)
-        if record.usage is not None:
-            self._tokens.observe(record.usage.input_tokens, (*labels, "input"))
-            self._tokens.observe(record.usage.output_tokens, (*labels, "output"))
+        if (request_model, response_model, error) == (*shared[2:4], bounded_error):  # not replaced by `other`
+            self._series[labels] = series
+        return series
 
 
 class MetricExport:
@@ -134,13 +152,12 @@ class MetricExport:
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _make_points(self, histogram: Histogram, now: int) -> list[HistogramDataPoint]:
-        series = histogram.read()
-        if not self._is_delta:
-            return [_make_point(histogram, each, self._started_at, now) for each in series]
-        changes = [self._subtract(histogram.metric.name, each) for each in series]
-        return [_make_point(histogram, each, self._exported_at, now) for each in changes if any(each[1])]
+        series, began = histogram.read(), self._started_at
+        if self._is_delta:
+            series, began = [self._subtract(histogram.metric.name, each) for each in series], self._exported_at
+        return [_make_point(histogram, each, began, now) for each in series if any(each[1])]
 
-    def _subtract(self, name: str, series: Series) -> Series:
+    def _subtract(self, name: str, series: HistogramReading) -> HistogramReading:
         """Return the values since the last export."""
         labels, counts, total = series
         before, sum_before = self._exported.get((name, labels), ((0,) * len(counts), 0.0))
@@ -148,7 +165,7 @@ class MetricExport:
         return labels, tuple(new - old for new, old in zip(counts, before, strict=True)), total - sum_before
 
 
-def _make_point(histogram: Histogram, series: Series, began: int, now: int) -> HistogramDataPoint:
+def _make_point(histogram: Histogram, series: HistogramReading, began: int, now: int) -> HistogramDataPoint:
     labels, counts, total = series
     names = histogram.metric.labels
     attributes: dict[str, str | int] = {

@@ -100,7 +100,7 @@ class GroupWriter:
                 began_at = time.perf_counter()
                 await self._execute(batch)
                 if self._on_write is not None:
-                    failures = count_failures(operation.outcome for operation in batch)
+                    failures = count_failures(batch)
                     self._on_write(time.perf_counter() - began_at, failures)
                 resolve_waiters(batch, describe_error)
         if self._connection is not None:

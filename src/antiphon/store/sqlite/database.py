@@ -284,7 +284,7 @@ def _measure_writes(write_batch: ExecuteBatch, on_write: OnWrite) -> ExecuteBatc
         failures = len(batch)
         try:
             write_batch(connection, batch)
-            failures = count_failures(operation.outcome for operation in batch)
+            failures = count_failures(batch)
         finally:
             on_write(time.perf_counter() - began_at, failures)
 
