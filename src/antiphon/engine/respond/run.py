@@ -133,31 +133,10 @@ class Run:
             await self._leave()
 
     async def drain(self) -> Response:
-        """Run to the end and return the final response.
-
-        This is the loop of `events` without a generator, which costs more than a step of it.
-        """
-        composer = self._composer
-        self._compose_batch = composer.compose_silently
-        self._reader = asyncio.current_task()
-        try:
-            composer.start()
-            if self._replayed:
-                composer.compose(self._replayed)
-            while True:
-                self._waiting = self._reader
-                try:
-                    batch: Sequence[Delta] = self._interruption[:1] or await anext(self._deltas)
-                except BaseException as error:
-                    batch = self._handle_error(error)
-                finally:
-                    self._waiting = None
-                events = self._compose(batch)
-                if composer.finished:
-                    break
-            await self._save(events)
-        finally:
-            await self._leave()
+        """Run to the end and return the final response. Events that nobody reads are not made."""
+        self._compose_batch = self._composer.compose_silently
+        async for _ in self.events():
+            pass
         return self.response
 
     def on_end(self, callback: Callable[[], object]) -> None:
