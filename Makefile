@@ -115,6 +115,7 @@ clean:
 # first import, which is less work: most modules of the packages are never imported.
 .venv/.project: .venv/.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import xllamacpp' 2>/dev/null || echo "The embedded model cannot be loaded. To see why: $(BIN)/antiphon doctor" >&2
 	@touch $@
 
 .venv/.lock: requirements.lock | .venv/bin/pip

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sqlite3
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -286,6 +287,27 @@ def test_wrong_settings_are_problems(home, script, capfd):
         ("problem", "antiphon.toml: unknown setting 'prot'. Did you mean port?"),
         ("problem", "antiphon.toml: port: Expected `int`, got `str`."),
     ]
+
+
+def test_library_that_cannot_be_loaded_is_a_problem(diagnose, home, monkeypatch):
+    packages = home / "packages"
+    packages.mkdir()
+    (packages / "xllamacpp.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    monkeypatch.syspath_prepend(packages)
+    status, findings = diagnose(backends='[backends.embedded]\nkind = "embedded"')
+    assert (status, findings["backend embedded"]) == (
+        1,
+        {
+            "name": "backend embedded",
+            "status": "problem",
+            "message": (
+                "The embedded model needs a library that this system lacks: libgomp.so.1: cannot open shared object "
+                "file. Install it with 'apt install libgomp1' (Debian, Ubuntu) or 'dnf install libgomp' (Fedora, RHEL)."
+            ),
+            "advice": "Install what is missing, or set another backend.",
+        },
+    )
 
 
 def test_missing_package_is_a_problem_only_if_the_settings_need_it(monkeypatch):

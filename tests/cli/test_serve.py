@@ -1,4 +1,5 @@
 import json
+import shutil
 import socket
 import subprocess
 
@@ -23,11 +24,13 @@ def test_banner_shows_address_models_data_and_keys(serve, home):
         ]
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_printed_curl_command_works(server):
     done = subprocess.run(["bash", "-c", f"{server.banner[-1]} -s"], capture_output=True, check=True)
     assert json.loads(done.stdout)["output"][0]["content"][0]["text"] == "You said: Say hello. (1)"
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_printed_curl_command_works_with_key_and_wildcard_address(serve, monkeypatch):
     monkeypatch.setenv("ANTIPHON_API_KEYS", "secret-key")
     with serve("--host", "0.0.0.0", "--store", "memory:") as server:

@@ -7,12 +7,14 @@ import os
 import shutil
 import time
 from collections.abc import Coroutine, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from antiphon.backends.embedded.library import import_library
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.backends.registry import create
 from antiphon.backends.upstream_backend import UpstreamBackend
@@ -250,7 +252,7 @@ async def check_backend(name: str, configured: BackendSettings, settings: Settin
     except ConfigError as error:
         return [problem(title, error.message, "Correct this. 'antiphon models' lists the models of all backends.")]
     if configured.kind == "embedded":
-        return [_check_weights(title, configured, settings)]
+        return [_check_weights(title, configured, settings), *await asyncio.to_thread(_check_library, title)]
     if isinstance(backend, UpstreamBackend):
         return [await _check_upstream(title, configured.kind, backend)]
     await backend.start()
@@ -269,6 +271,17 @@ def _check_weights(title: str, configured: BackendSettings, settings: Settings) 
         if file.read(len(_GGUF)) != _GGUF:
             return problem(title, f"{weights} is not a GGUF file", f"Get the model again: antiphon pull {model}")
     return ok(title, f"embedded, weights of {model}: {weights} ({weights.stat().st_size / 1e6:.0f} MB)")
+
+
+def _check_library(title: str) -> list[Finding]:
+    """Return a problem if xllamacpp is installed and cannot be loaded. `check_extras` reports a missing package."""
+    if find_spec("xllamacpp") is None:
+        return []
+    try:
+        import_library()
+    except ConfigError as error:
+        return [problem(title, error.message, "Install what is missing, or set another backend.")]
+    return []
 
 
 async def _check_upstream(title: str, kind: str, backend: UpstreamBackend) -> Finding:

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import msgspec
 from msgspec import Struct
 
+from antiphon.backends.embedded.library import import_library
 from antiphon.backends.embedded.tokenizer import Tokenizer
 from antiphon.errors import ConfigError, Unavailable
 from antiphon.turn_queue import TurnQueue
@@ -231,12 +232,7 @@ class Llama:
         return self._tokenizer
 
     def _open(self) -> Any:
-        try:
-            import xllamacpp
-        except ImportError as error:
-            raise ConfigError(
-                f"The embedded model needs xllamacpp ({error}). Install it with: pip install 'antiphon[embedded]'"
-            ) from error
+        xllamacpp = import_library()
         if not xllamacpp.json_schema_to_grammar({}).startswith("%llguidance"):
             raise ConfigError("This build of xllamacpp lacks llguidance, which the embedded model's JSON output needs.")
         try:
