@@ -55,12 +55,12 @@ async def count(kind: str, names: Sequence[str], batches: int) -> dict[str, dict
     return counts
 
 
-def format_table(counts: Counts) -> str:
-    """Return the thousands of each row, and its change against the row without telemetry."""
-    base = counts["off"]
+def format_table(counts: Counts, kind: str) -> str:
+    """Return each row, in thousands if it counts instructions, and its change against the row without telemetry."""
+    base, unit = counts["off"], 1 if kind == "calls" else 1000
     lines = ["| | request | stream of 40 tokens |", "|---|---|---|"]
     for name, rows in counts.items():
-        cells = [f"{rows[row] / 1000:,.0f}" + _format_change(rows[row], base[row], name) for row in ROWS]
+        cells = [f"{rows[row] / unit:,.0f}" + _format_change(rows[row], base[row], name) for row in ROWS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -98,7 +98,7 @@ def main() -> int:
     except (CounterUnavailable, InvalidAnswer, ProcessFailed) as error:
         print(f"not counted: {error}", file=sys.stderr)
         return 1
-    print(f"\n{format_table(counts)}")
+    print(f"\n{format_table(counts, arguments.kind)}")
     excess = find_excess(counts)
     if excess:
         print(f"more than {LIMIT:.0%} above a server without telemetry: {'; '.join(excess)}", file=sys.stderr)
