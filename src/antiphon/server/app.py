@@ -86,9 +86,9 @@ class App:
             raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
 
     def begin_request(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Return the awaitable that serves an HTTP request, for a task of its own.
+        """Return the awaitable that serves an HTTP request, to run as a task.
 
-        An await of `__call__` around it would cost more.
+        Running `__call__` as the task would cost one more await.
         """
         return self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
 
@@ -103,7 +103,7 @@ class App:
             self._limit_sync.start()
 
     def start_shutdown(self) -> None:
-        """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
+        """Close WebSockets once their running responses end. They would otherwise stay open forever."""
         self._websockets.start_shutdown()
 
     async def _serve_request(self, http_request: HttpRequest, router: Router) -> None:
@@ -135,7 +135,7 @@ class App:
             self._report(http_request)
 
     async def _handle_error(self, http_request: HttpRequest, error: BaseException) -> bool:
-        """Respond with an error. Return False for a cancellation, which has to be raised again."""
+        """Respond with an error. Return False for a cancellation, which must be raised again."""
         if isinstance(error, ClientDisconnected):
             http_request.status = http_request.status or _CLIENT_DISCONNECTED
             http_request.error_code = "client_gone"

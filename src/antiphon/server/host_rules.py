@@ -17,7 +17,7 @@ class HostRules:
     this server for the page's own, and only `Host` shows the name. So only names are accepted that no page can have:
 
     - `localhost` and loopback addresses;
-    - the names in `allowed_hosts`, where `*.name` means all names below one, and `*` all names;
+    - the names in `allowed_hosts`, where `*.name` means all subdomains of `name`, and `*` all names;
     - if the server listens on another address than loopback: every IP address, because an address is not resolved and
       cannot be rebound, and the host name of this machine, also with `.local`.
     """
