@@ -6,7 +6,7 @@ The composer assigns ids, indexes, sequence numbers and order. It has no clock, 
 
 At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Any number of tool calls
 and passthrough items can be open besides, because backends interleave them. They are closed by `CloseItem`, or else at
-the end of the turn. The next call closes the only open one if its arguments are a whole object and it has no `CloseItem`.
+the end of the turn. The next call closes the only open one if that is a whole object and needs no `CloseItem`.
 """
 
 import itertools
@@ -471,7 +471,7 @@ class Composer:
 
     def _close(self, draft: OpenDraft, ending: Ending) -> list[Event]:
         closed = self._output[draft.output_index] = close_draft(draft, ending)
-        self._text_size += draft.take_size()  # after the end: its text is joined only once
+        self._text_size += draft.take_size()  # after the end, so that its text is joined only once
         return list(closed.ending)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {

@@ -1,6 +1,6 @@
-"""Files and images of a turn that the model's server cannot get itself: by the id of a stored file, or by URL.
+"""Replacement of file ids and URLs in a turn that the model's server cannot load itself by the data of the files.
 
-They are put into the turn as data. For a model that reads no files, their text is extracted. The stored items keep the
+For a model that reads no files, their text is extracted. The stored items keep the
 ids and URLs.
 """
 

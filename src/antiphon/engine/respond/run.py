@@ -1,6 +1,6 @@
 """A response from its first event to its last: the only generator of events. `stream: false` drains it.
 
-Every error after the first event ends in a failed response. A response that cannot be stored has failed, too.
+Every error after the first event ends in a failed response, and so does a failure to store the response.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class Run:
     async def drain(self) -> Response:
         """Run to the end and return the final response.
 
-        This is the loop of `events` without a generator, which costs more than a step of it.
+        This is the loop of `events` without its generator, which would cost more than the loop itself.
         """
         composer = self._composer
         self._compose_batch = composer.compose_silently

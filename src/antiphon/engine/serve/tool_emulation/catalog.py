@@ -16,7 +16,7 @@ from antiphon.protocol.unions import Unknown
 MAX_NAME_LENGTH = 64
 _MAX_DESCRIPTION_LINE = 160
 _ILLEGAL_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-# Characters between the parts of a name. A letter of another script is none of them.
+# Characters between the parts of a name. Letters of other scripts are not separators.
 _SEPARATORS = re.compile(r"[\W_]+")
 # A computer tool has one type as a tool and may have another in `tool_choice`.
 _COMPUTER_TYPES = frozenset({"computer", "computer_use", "computer_use_preview"})
