@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
-# A run whose attempts have ended with their process this often may be the cause. Such runs are claimed one at a time.
+# A run whose process has died during this number of attempts may be the cause. Such runs are claimed one at a time.
 SUSPECT_INTERRUPTIONS = 2
 
 
@@ -106,7 +106,7 @@ class Admission:
         return self.starts_left is None or self.starts_left > 0
 
     def admit(self, project: str, *, attempt: int) -> bool:
-        """Count a run with so many earlier attempts as taken. Return False if it exceeds a limit."""
+        """Count a run as taken. Return False if it exceeds a limit. `attempt` is the number of earlier attempts."""
         is_start = attempt == 0
         if self.room <= 0 or project in self.full_projects or (is_start and not self.allows_starts):
             return False

@@ -1,7 +1,7 @@
-"""Replacement of file ids and URLs in a turn that the model's server cannot load itself by the data of the files.
+"""Loading of the files and images that a turn names by id or URL, and that the model's server cannot load itself.
 
-For a model that reads no files, their text is extracted. The stored items keep the
-ids and URLs.
+Their data replaces the id or URL in the turn. For a model that reads no files, their text is extracted. The stored
+items keep the ids and URLs.
 """
 
 import asyncio

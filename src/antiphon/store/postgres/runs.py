@@ -1,7 +1,7 @@
 """Claims of background runs in PostgreSQL.
 
-They follow one after the other in all processes, under an advisory lock, so that the limits count exactly. They lock
-only the runs that they take, and skip a run whose owner is just writing.
+An advisory lock lets one process claim at a time, so that the limits count exactly. A claim locks only the runs that it
+takes, and skips a run whose owner is just writing.
 
 Times are those of the database's clock. A caller's times are converted by their distance from the present.
 """
@@ -266,7 +266,7 @@ class _Suspects:
 
 
 async def _find_suspects(connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]) -> _Suspects:
-    """Find the runs whose attempts have ended with their process too often."""
+    """Find the runs whose process has died too often."""
     positions = [run.position for run in free if run.attempt >= SUSPECT_INTERRUPTIONS]
     if not positions:  # each interruption was an attempt
         return _Suspects(set(), is_taken=False)
