@@ -309,7 +309,7 @@ def _run_in_thread(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
     except StopIteration as error:
-        # A future refuses StopIteration, so that the caller would wait for ever.
+        # A future refuses StopIteration, so the caller would wait forever.
         raise RuntimeError(f"StopIteration: {error}") from error
 
 

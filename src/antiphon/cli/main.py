@@ -486,7 +486,7 @@ def _open_closed_streams() -> None:
 
 
 def _discard_unwritable_output() -> None:
-    """Replace a closed pipe or terminal. Python flushes both at exit, and ends with status 120 if that fails."""
+    """Replace a closed pipe or terminal. Python flushes both at exit, and exits with status 120 if that fails."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

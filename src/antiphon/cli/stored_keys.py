@@ -1,4 +1,4 @@
-"""Find out if the store of the settings has API keys."""
+"""The check whether the store of the settings has API keys."""
 
 import asyncio
 

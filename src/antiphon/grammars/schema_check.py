@@ -320,7 +320,7 @@ def get_count_limit(keyword: str, limits: GrammarLimits) -> int | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return the value of a keyword such as `minItems`. None if it is not a count: 3.0 is one, True is none."""
+    """Return the value of a keyword such as `minItems`. None if it is not a count: 3.0 is a count, True is not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -333,7 +333,7 @@ def _refuse_form(value: Any, rule: str, path: ParamPath) -> NoReturn:
 
 
 def _estimate_bytes(value: Any) -> int:
-    """Return about the length of a value in JSON, for a container without its contents."""
+    """Return the approximate length of a value in JSON. The contents of a container do not count."""
     if isinstance(value, str):
         return len(value) + 3
     # Python refuses to write very long integers.

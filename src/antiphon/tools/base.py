@@ -92,12 +92,12 @@ class ToolResult(Struct, frozen=True):
 class Tool(Struct, frozen=True, kw_only=True):
     """A tool that can be offered to a model and called.
 
-    `parameters` is its JSON Schema, in strict form if `strict` is set. `invoke` gets the arguments as the text that
-    the model wrote; it may raise, and may be cancelled. `timeout` is in seconds for each attempt. `retries` is the
-    number of further attempts after an exception or a timeout. `concurrency` limits parallel calls. `needs_approval`
-    applies to all calls, or depends on the arguments. `repeatable` permits repeated calls with the same arguments, for
-    example for the current time; without it they count as a loop. The result of a `final` tool, unless it is an error,
-    is the final answer of the run.
+    `parameters` is its JSON Schema, in strict form if `strict` is set. `invoke` gets the arguments as the text that the
+    model wrote; it may raise, and may be cancelled. `timeout` is in seconds for each attempt. `retries` is the number
+    of further attempts after an exception or a timeout. `concurrency` limits parallel calls. `needs_approval` applies
+    to all calls, or depends on the arguments. `repeatable` permits repeated calls with the same arguments, for example
+    for the current time; without it they count as a loop. The result of a `final` tool is the final answer of the run,
+    unless it is an error.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Tool(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        # Not every program is checked by a type checker.
+        # Not every program uses a type checker.
         timeout, retries, concurrency = (getattr(self, each) for each in ("timeout", "retries", "concurrency"))
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # also for NaN
             raise ConfigError(f"The timeout of the tool '{self.name}' must be a number of seconds, more than 0.")

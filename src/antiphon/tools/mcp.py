@@ -196,7 +196,7 @@ class McpServer:
         parameters = {"type": "object", "properties": {}} | listed.input_schema
         timeout = self._options.get("timeout", _DEFAULT_TIMEOUT)
         hints = listed.annotations
-        # A call that changes nothing, or nothing more than once, can be made again.
+        # A call that changes nothing, or that changes nothing more when repeated, can be made again.
         is_idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         repeatable = self._options.get("repeatable", is_idempotent)
         retries = self._find_option("retries", listed.name, 0)

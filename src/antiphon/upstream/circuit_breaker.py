@@ -174,7 +174,7 @@ class CircuitBreaker:
 
 
 class CallGuard:
-    """The context manager of `CircuitBreaker.guard`. It costs a third of a generator.
+    """The context manager of `CircuitBreaker.guard`. A generator would cost three times as much.
 
     `request` is set by the call, to the body that identifies it.
     """

@@ -358,7 +358,7 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _check_value_count(data: bytes) -> None:
-    """Raise if a JSON text has so many values that decoding it fills the memory. Signs in strings count, too."""
+    """Raise if a JSON text has more than the maximum number of values. Separators within strings count, too."""
     if len(data) > MAX_JSON_VALUES and sum(map(data.count, b",[{")) > MAX_JSON_VALUES:
         raise UpstreamError(f"The upstream's answer has more than {MAX_JSON_VALUES} JSON values.", code=REFUSED)
 

@@ -50,7 +50,7 @@ class UpstreamOptions(Struct, kw_only=True):
         self.base_url = self.base_url.rstrip("/")
 
     def __repr__(self) -> str:
-        """Show all options but the values of `api_key`, `headers` and `query`, which may contain keys."""
+        """Show all options, but not the values of `api_key`, `headers` and `query`, which may contain keys."""
         hidden = {
             "api_key": "None" if self.api_key is None else "'***'",
             "headers": f"<{', '.join(self.headers)}>",

@@ -1,8 +1,8 @@
 """The client for URLs of clients: media, files, MCP servers and web pages.
 
 A client must not use this server to reach a service of its private network. `OutboundRules` decides by the URL. This
-module also resolves the host name, checks every address, and connects only to an address that was checked, so a name
-whose address changes in between gains nothing. Each redirect is checked in the same way. No proxy is used: it would
+module also resolves the host name, checks every address, and connects only to a checked address, so a name whose
+address changes in between cannot pass the check. Each redirect is checked in the same way. No proxy is used: it would
 resolve the names itself.
 """
 

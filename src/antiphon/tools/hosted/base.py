@@ -240,7 +240,7 @@ class HostedSession:
 
 
 class HostedTool:
-    """A hosted tool of this server. `types` are the tool types of requests that it serves, aliases included."""
+    """A hosted tool of this server. `types` are the tool types that it serves, including aliases."""
 
     types: frozenset[str]
 

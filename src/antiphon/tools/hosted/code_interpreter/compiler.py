@@ -76,7 +76,7 @@ def _compile_into(folder: Path, stage: Stage, name: str) -> None:
 
 
 def limit_impact() -> None:
-    """Let other processes of the machine come first."""
+    """Give this process a lower priority than the other processes of the machine."""
     os.nice(_NICENESS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
