@@ -127,7 +127,7 @@ def make_containers(settings: Settings, store: Store) -> Containers | None:
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:
-    """Return an id that is the same for all processes that serve the same models, also after a restart.
+    """Return an id that is the same for all processes that serve the same models, even after a restart.
 
     The id is stored, and backend options contain secrets. The id is a keyed digest, so that a guessed secret cannot be
     verified.

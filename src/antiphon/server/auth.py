@@ -89,7 +89,7 @@ class Authenticator:
             await asyncio.wait(self._tasks)
 
     def set_keys(self, keys: Iterable[ApiKey], *, allowed_hosts: Iterable[str]) -> None:
-        """Use these keys of the settings from now on, also for open connections."""
+        """Use these keys of the settings from now on, for open connections too."""
         self._fixed_keys = [
             (compute_digest(key.key.encode()), _make_fixed_grant(key, number)) for number, key in enumerate(keys, 1)
         ]

@@ -71,7 +71,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Return True if a text is a loopback address, also as an IPv4 address in IPv6."""
+    """Return True if a text is a loopback address, which may be IPv4 mapped to IPv6."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:

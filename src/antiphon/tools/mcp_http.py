@@ -1,7 +1,7 @@
 """HTTP of the `mcp` package. Imported only when a connection is opened.
 
-With rules, each request of that package, also one after a redirect, goes through `OutboundClient`, which checks the
-address.
+With rules, each request of that package goes through `OutboundClient`, which checks the address. This includes requests
+after a redirect.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ class OutboundRules(msgspec.Struct, frozen=True):
         return not any(map(_is_private, (address, *embedded)))
 
     def _is_allowed_as_decimal(self, host: str) -> bool:
-        """Check an address with leading zeros also as decimal: programs disagree about 010.0.0.1."""
+        """Check an address with leading zeros as decimal, too: programs disagree about 010.0.0.1."""
         parts = [part.lstrip("0") or "0" for part in host.split(".")]
         try:
             return self.is_address_allowed(IPv4Address(".".join(parts)))

@@ -119,7 +119,7 @@ class OutboundClient:
         body: bytes | None = None,
         deadline: float = math.inf,
     ) -> HttpResponse:
-        """Send a request and return the response with any status, also a redirect. Raises OutboundError.
+        """Send a request and return the response with any status, including a redirect. Raises OutboundError.
 
         Only GET and HEAD are sent again if the server closes an idle connection. `deadline` is a time of the loop.
         Close the response at the end.

@@ -154,7 +154,7 @@ async def _is_pooled(connection: "Connection[Any]") -> bool:
 
 
 async def close(connection: "Connection[Any]") -> None:
-    """Close a connection, also one that does not answer any more."""
+    """Close a connection, including one that does not answer any more."""
     try:
         await connection.close(timeout=1)
     except (*CONNECTION_ERRORS, asyncpg.PostgresError):

@@ -65,7 +65,7 @@ class Notifications:
     now, or None, and `listening` is set while there is one. `listening_since` is the time at which it was opened.
     `reconnected_at` is the time at which a lost connection was replaced, and `lost_at` the time at which the last one
     was lost. `locked_owners` are the owners whose lock it holds. `on_message` is called with each text of
-    `send_message`, also those of this process.
+    `send_message`, including those of this process.
     """
 
     def __init__(

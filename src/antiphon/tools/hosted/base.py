@@ -236,7 +236,7 @@ class HostedSession:
         return None
 
     async def close(self) -> None:
-        """Release the resources of the session. Called once, also after errors and cancellation."""
+        """Release the resources of the session. Called once, even after errors and cancellation."""
 
 
 class HostedTool:

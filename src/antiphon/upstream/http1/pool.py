@@ -58,7 +58,7 @@ class ConnectionPool:
         self._all.discard(connection)
 
     def close(self) -> None:
-        """Close all connections, also those in use."""
+        """Close all connections, including those in use."""
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()

@@ -150,7 +150,7 @@ class Catalog:
                 self._by_child_name.setdefault(key.name, []).append(entry)
 
     def get_backend_name(self, key: ToolKey) -> str:
-        """Return the tool's name for the backend, also for a tool that is no longer in the catalog."""
+        """Return the tool's name for the backend, even for a tool that is no longer in the catalog."""
         if key.namespace == key.name and key not in self._entries:
             return key.name  # a deferred function: see `get_client_name`
         return self._names.get_or_assign(key)

@@ -113,7 +113,7 @@ class HostedFileSearch(HostedTool):
 
 
 class FileSearchSession(HostedSession):
-    """The searches of one response. The results of all searches in the context can be cited, also of earlier ones."""
+    """The searches of one response. The results of all searches in the context can be cited."""
 
     functions = (_FUNCTION,)
     label = TYPE
