@@ -35,7 +35,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `run_hosted_locally`: run hosted tools here even if the backend could run them itself.
     `outbound`: the rules for URLs of clients that an upstream fetches.
     `grammar_limits`: limits on schemas and grammars that this process compiles.
-    `file_limits`: limits on files and vector stores. `embeddings`: the server of embeddings; None for the local model.
+    `file_limits`: limits on files and vector stores. `embeddings`: the embeddings server; None for the local model.
     `prices`: the prices of models, for the cost of their usage.
     `stored_bytes`: maximum size of the data of a project. `stored_bytes_by_project`: other sizes for some projects.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.

@@ -150,7 +150,7 @@ class App:
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
         if isinstance(error, RecursionError):
             # JSON may be shallow enough to parse and too deep for code that walks it. The log shows which code.
-            cause, error = error, InvalidRequest("The request is nested too deep.", code="invalid_json")
+            cause, error = error, InvalidRequest("The request is nested too deeply.", code="invalid_json")
             error.__cause__ = cause
         known = error if isinstance(error, AntiphonError) else None
         # An expected error is in the access log by its code. Log it here only if it has a cause.
