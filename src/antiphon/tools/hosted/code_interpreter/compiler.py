@@ -75,7 +75,7 @@ def _compile_into(folder: Path, stage: Stage, name: str) -> None:
         raise RuntimeError("; ".join(str(each.message) for each in found) or f"there is no file {name}")
 
 
-def limit_impact() -> None:
+def lower_priority() -> None:
     """Give this process a lower priority than the other processes of the machine."""
     os.nice(_NICENESS)
     with suppress(OSError):
@@ -95,5 +95,5 @@ def work() -> None:
 
 
 if __name__ == "__main__":
-    limit_impact()
+    lower_priority()
     work()
