@@ -70,7 +70,7 @@ class Outcome(Struct, Generic[OutputT_co], frozen=True, kw_only=True):
 
 
 class _Stamp(Struct, kw_only=True):
-    """The fields that are set without the help of the code that makes an event."""
+    """The fields that every new event sets itself."""
 
     timestamp: float = field(default_factory=time.time)
     parent_id: str | None = None
