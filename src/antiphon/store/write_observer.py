@@ -12,7 +12,7 @@ The store calls it in the thread that writes, and never in two threads at a time
 
 
 def count_failures(outcomes: Iterable[object]) -> int:
-    """Return the number of failures of the storage. A refused write, such as one without a lease, is not a failure."""
+    """Return the number of failures of the storage. A write that was refused, such as one without a lease, is none."""
     return sum(
         isinstance(outcome, Exception)
         and (isinstance(outcome, StoreUnavailable) or not isinstance(outcome, AntiphonError))

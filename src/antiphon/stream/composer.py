@@ -6,7 +6,7 @@ The composer assigns ids, indexes, sequence numbers and order. It has no clock, 
 
 At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Any number of tool calls
 and passthrough items can be open besides, because backends interleave them. They are closed by `CloseItem`, or else at
-the end of the turn. The next call closes the only open one if that is a whole object and needs no `CloseItem`.
+the end of the turn. A new call closes the only open one if that has complete arguments and no `CloseItem` of its own.
 """
 
 import itertools

@@ -2,8 +2,8 @@
 
 By the specification, each part has the index of its call, and the first one the id and the name. Real servers omit the
 index or repeat it for every call, omit ids, send a new id with every part, use one id for two calls, repeat the name,
-and send all calls again at the end. A repeated call has the same name and arguments. A call with other ones is another
-call, even if its id is the same.
+and send all calls again at the end. A repeated call has the same name and arguments. Everything else is another call,
+whatever its id.
 
 A name may come in parts, too. One that can be the start of another tool's name is held until arguments or another call
 follow.

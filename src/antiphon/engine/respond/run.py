@@ -135,7 +135,7 @@ class Run:
     async def drain(self) -> Response:
         """Run to the end and return the final response.
 
-        This is the loop of `events` without its generator, which would cost more than the loop itself.
+        This is the loop of `events` without a generator, which costs more than a step of it.
         """
         composer = self._composer
         self._compose_batch = composer.compose_silently

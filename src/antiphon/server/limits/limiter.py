@@ -306,7 +306,7 @@ class Limiter:
         )
 
     def _make_headers(self, subjects: tuple[Subject, ...], now: float) -> Headers:
-        """Return OpenAI's headers for the key or the project, whichever has less left."""
+        """Return OpenAI's headers for the key or the project that has less left."""
         headers: Headers = []
         requests = [(each.limits.requests_per_minute, each.requests, each.shared.requests) for each in subjects]
         _add_headers(headers, b"requests", requests, now)
