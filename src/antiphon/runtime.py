@@ -68,7 +68,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
     """
 
     if TYPE_CHECKING:
-        # The second one is for unions and other types that are no classes, the third for checkers without TypeForm.
+        # The second one is for unions and other types that are not classes, the third for checkers without TypeForm.
 
         @overload
         def __init__(

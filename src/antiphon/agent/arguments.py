@@ -167,7 +167,7 @@ def check_types(ledger: object, session: object, limits: object) -> None:
 
 
 def check_text(value: object, where: str) -> None:
-    """Raise ConfigError if a value that the journal of a run stores is no text."""
+    """Raise ConfigError if a value that the journal of a run stores is not a text."""
     if not isinstance(value, str):
         raise ConfigError(f"{where}: expected a text, got {type(value).__name__}.")
 

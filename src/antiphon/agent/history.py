@@ -241,7 +241,7 @@ def find_native_calls(items: Sequence[JsonObject], types: Collection[str]) -> li
 
 
 def find_invocations(items: Sequence[JsonObject], native_calls: Collection[str] = ()) -> list[ToolInvocation]:
-    """Return the calls that an agent runs. `native_calls` are the ids of those that are no calls of functions."""
+    """Return the calls that an agent runs. `native_calls` are the ids of those that are not function calls."""
     return [to_invocation(item) for item in items if item.get("type") in OUTPUT_TYPES or _is_among(item, native_calls)]
 
 

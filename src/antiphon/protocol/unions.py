@@ -84,7 +84,7 @@ class Unknown:
     def _peek(self) -> "Peek":
         try:
             return _PEEK.decode(self.raw)
-        except (ValidationError, RecursionError):  # no object, a tag that is no string, or nested too deeply
+        except (ValidationError, RecursionError):  # not an object, a tag that is not a string, or nested too deeply
             return Peek()
 
     def __eq__(self, other: object) -> bool:

@@ -96,7 +96,7 @@ class Keepalive:
 
 
 def encode_keepalive_comment(number: int) -> bytes:
-    """Return a comment of an event stream: Open Responses defines no keepalive event, and comments are no events."""
+    """Return a comment of an event stream: Open Responses defines no keepalive event, and comments are not events."""
     return b": keepalive\n\n"
 
 

@@ -111,7 +111,7 @@ def replace_unsupported(value: Any) -> Any:
 
 
 class _RetryableError(Exception):
-    """A failed attempt that may succeed when it is repeated. Its effect may have happened nevertheless."""
+    """A failed attempt that may succeed when it is repeated. Its effect may still have happened."""
 
     def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
         super().__init__(message)
@@ -180,7 +180,7 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext[Any]
 
 
 async def _stop(tool: Tool, work: asyncio.Task[ToolResult]) -> bool:
-    """Cancel a call. Return False if it goes on nevertheless."""
+    """Cancel a call. Return False if it continues to run."""
     work.cancel()
     seconds = getattr(tool.invoke, "stop_seconds", STOP_SECONDS)
     # The caller may be cancelled again meanwhile. It still waits, but never longer than this.

@@ -28,7 +28,7 @@ from antiphon.upstream.whole_answers import WholeAnswers
 DRAIN_SECONDS = 1.0
 
 MAX_BODY_SIZE = 64 * 1024 * 1024
-"""Limit for a response that is no answer of a model, such as a list of models."""
+"""Limit for a response that is not an answer of a model, such as a list of models."""
 
 _PUBLIC_HEADERS = frozenset(
     {"accept", "anthropic-version", "anthropic-beta", "content-type", "openai-beta", "user-agent"}

@@ -38,7 +38,7 @@ _MAX_POOLS = 64
 MAX_COMPRESSION_RATIO = 100
 """Largest allowed ratio of the decoded to the received size of a compressed body."""
 
-# Bodies below this size may have any ratio: a short text of one repeated character is no attack.
+# Bodies below this size may have any ratio: a short text of one repeated character is not an attack.
 _UNCHECKED_SIZE = 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
@@ -270,7 +270,7 @@ def _make_size_error(max_bytes: int) -> OutboundError:
 
 
 def map_outbound_error(error: UpstreamError) -> OutboundError:
-    """Return an error of the HTTP client as one of a URL, whose server is no upstream."""
+    """Return the error for a URL of a client. The HTTP client describes every server as an upstream."""
     message = error.message.replace("The upstream", "The server").replace("the upstream", "the server")
     kind = OutboundTimeout if isinstance(error, UpstreamTimeout) else OutboundError
     return kind(message, code=error.code)

@@ -212,7 +212,7 @@ def decode_damaged_chunk(data: bytes) -> ChatChunk:
 
 
 def _has_decoded_arguments(chunk: ChatChunk) -> bool:
-    """Return True if a call has arguments that are no text."""
+    """Return True if a call has arguments that are not text."""
     for choice in chunk.choices or ():
         for message in (choice.delta, choice.message):
             if message is not None:

@@ -21,7 +21,7 @@ class Scheduler(Protocol):
     on_begin: Callable[[RunKey, Attempt], None] | None
     """Called when an attempt at a run begins in this process."""
     on_end: Callable[[RunKey], None] | None
-    """Called when an attempt has ended, in whatever way."""
+    """Called when an attempt has ended, for any reason."""
 
     @property
     def attempts(self) -> Mapping[RunKey, Attempt]:
