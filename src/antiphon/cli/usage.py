@@ -107,6 +107,6 @@ def _sum_tokens(totals: dict[str, float] | None) -> float:
 
 
 def _shorten(name: str) -> str:
-    """Return a name that is no wider than a column, without characters that could control a terminal."""
+    """Return a name without characters that could control a terminal, and not longer than a column."""
     shown = "".join(character if character.isprintable() else "?" for character in name) or "-"
     return shown if len(shown) <= _MAX_NAME else f"{shown[: _MAX_NAME - 1]}…"
