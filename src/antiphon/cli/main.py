@@ -129,7 +129,7 @@ def _add_serve(commands: Commands) -> None:
 
 
 def _add_reload(commands: Commands) -> None:
-    command = _add_command(commands, "reload", "let a running server read its settings again, and show the result")
+    command = _add_command(commands, "reload", "make a running server read its settings again, and show the result")
     command.add_argument("--pid", type=_parse_count, metavar="N", help="process id, if several servers share the data")
     command.add_argument(
         "--timeout", type=_parse_seconds, default=60.0, metavar="SECONDS", help="time to wait (default: 60)"
@@ -152,7 +152,9 @@ def _add_upstream_options(command: argparse.ArgumentParser) -> None:
         choices=("chat", "responses", "anthropic"),
         help="API of the upstream (default: chat)",
     )
-    command.add_argument("--upstream-key-env", metavar="VAR", help="environment variable with its API key")
+    command.add_argument(
+        "--upstream-key-env", metavar="VAR", help="environment variable with the API key of the upstream"
+    )
 
 
 def _add_keys(commands: Commands) -> None:
@@ -327,7 +329,7 @@ def _add_codex(commands: Commands) -> None:
         action="store_true",
         help="let the server compact long sessions; Codex then shows the provider as 'OpenAI'",
     )
-    command.add_argument("--write", action="store_true", help="merge it into the configuration file of Codex")
+    command.add_argument("--write", action="store_true", help="merge the configuration into the file of Codex")
 
 
 def _add_run(commands: Commands) -> None:
