@@ -159,7 +159,7 @@ def _can_serve(
     fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)
     if fault is None:
         return True
-    # Codex always sends a web search tool and has no option to turn it off.
+    # Codex sends a web search tool by default, and an error would end its session.
     default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
     if (default if unsupported == "default" else unsupported) == "refuse":
         if reasons and tool.type in reasons:
