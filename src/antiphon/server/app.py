@@ -103,7 +103,7 @@ class App:
             self._limit_sync.start()
 
     def start_shutdown(self) -> None:
-        """Close WebSockets once their running responses end. They would otherwise stay open forever."""
+        """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
         self._websockets.start_shutdown()
 
     async def _serve_request(self, http_request: HttpRequest, router: Router) -> None:
@@ -135,7 +135,7 @@ class App:
             self._report(http_request)
 
     async def _handle_error(self, http_request: HttpRequest, error: BaseException) -> bool:
-        """Respond with an error. Return False for a cancellation, which must be raised again."""
+        """Respond with an error. Return False for a cancellation, which has to be raised again."""
         if isinstance(error, ClientDisconnected):
             http_request.status = http_request.status or _CLIENT_DISCONNECTED
             http_request.error_code = "client_gone"
