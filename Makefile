@@ -28,14 +28,14 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
-	@echo "make test          run the tests but those of test-slow and test-clients"
+	@echo "make test          run all tests except those of test-slow and test-clients"
 	@echo "make test-slow     run the slow tests, and those with many streams and generated input at their full size"
 	@echo "make test-clients  run the tests with third-party clients; some need node and npm"
 	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
-	@echo "make bench         run the benchmarks, also of other projects (benchmarks/README.md)"
+	@echo "make bench         run the benchmarks, including those of other projects (benchmarks/README.md)"
 	@echo "make bench-peers   compare with other servers and write docs/benchmarks.md (15 minutes and 1.5 GB in .peers)"
-	@echo "make bench-record  take all figures of docs/benchmarks.md again; the machine should be idle"
+	@echo "make bench-record  measure all figures of docs/benchmarks.md again; needs an idle machine"
 	@echo "make bench-guard   compare the instructions of a request with the committed baseline (ARGS=--update records it)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
 	@echo "make extras        add the packages of the extras search, code, postgres and otel, and schemas for tests, to .venv (350 MB)"

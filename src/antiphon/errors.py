@@ -58,7 +58,7 @@ class AntiphonError(Exception):
         self.retry_after = retry_after if retry_after is not None else self.default_retry_after
 
     def _shorten(self, text: str) -> str:
-        """Cut out the middle of a text that repeats a long value of a client. The end may be the remedy."""
+        """Cut out the middle of a text that repeats a long value of a client. The end may state the remedy."""
         return text if len(text) <= self.max_length else f"{text[: self.max_length // 2]}…{text[-500:]}"
 
 

@@ -160,21 +160,17 @@ class ModelJudge:
         *,
         model: str,
         name: str = "judge",
-        includes_input: bool = True,
         output_mode: OutputMode = "native",
         **options: Any,
     ) -> None:
         self.__name__ = name
         self._rubric = rubric
-        self._includes_input = includes_input
         self._agent: Agent[None, Judgement] = ConfiguredAgent(
             model=model, name=name, instructions=_JUDGE, output_type=Judgement, output_mode=output_mode, **options
         )
 
     async def __call__(self, result: CaseResult[Any, Any]) -> Mapping[str, Score]:
-        parts = {"rubric": self._rubric, "output": _to_text(result.output)}
-        if self._includes_input:
-            parts["input"] = _to_text(result.case.input)
+        parts = {"rubric": self._rubric, "output": _to_text(result.output), "input": _to_text(result.case.input)}
         if result.case.expected is not None:
             parts["expected output"] = _to_text(result.case.expected)
         outcome = await self._agent.run("\n\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in parts.items()))
@@ -309,7 +305,7 @@ def _run_in_thread(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
     except StopIteration as error:
-        # A future refuses StopIteration, so that the caller would wait for ever.
+        # A future refuses StopIteration, so the caller would wait forever.
         raise RuntimeError(f"StopIteration: {error}") from error
 
 

@@ -95,7 +95,7 @@ class Leases(Protocol):
         """End the lease if this is the owner."""
 
     async def find_lease(self, run_id: str) -> Lease | None:
-        """Return the lease of a run, also if it has no owner. None for an unknown run."""
+        """Return the lease of a run, even if it has no owner. None for an unknown run."""
 
 
 class Ledger(Leases, Protocol):

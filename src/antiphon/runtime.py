@@ -68,7 +68,7 @@ class Agent(agent.Agent[agent.DepsT_contra, agent.OutputT_co]):
     """
 
     if TYPE_CHECKING:
-        # The second one is for unions and other types that are no classes, the third for checkers without TypeForm.
+        # The second one is for unions and other types that are not classes, the third for checkers without TypeForm.
 
         @overload
         def __init__(
@@ -122,7 +122,7 @@ class InProcessTransport:
             self._users = {loop for loop in self._users if not loop.is_closed()} | {asyncio.get_running_loop()}
             if self._shared is None:
                 self._shared = _acquire_engine()
-                # A transport that is never closed must not hold a model for ever.
+                # A transport that is never closed must not hold a model forever.
                 self._finalizer = weakref.finalize(self, self._shared.release_later)
                 self._finalizer.atexit = False
             reader = _ResponseReader(self._shared.thread, request)

@@ -1,4 +1,4 @@
-"""The protocol of a session: a chat that several runs continue, also in several processes.
+"""The protocol of a session: a chat that several runs continue, even in several processes.
 
 The agent uses this protocol and the stores implement it. Neither imports the other. One run at a time holds a session.
 It reads the items of the earlier runs when it starts, and stores its own items when it ends.

@@ -1,8 +1,8 @@
 """The queue in front of a model: bounded, fair between projects, and foreground before background.
 
-A model runs a number of turns at once, its slots. Other turns wait. A freed slot goes to the project that has had the
-least of the model since it began to wait, and within a project to the turn that has waited longest. Background turns
-get a slot when no foreground turn waits, and one of every `BACKGROUND_SHARE` slots otherwise.
+A model runs a number of turns at once, its slots. Other turns wait. A freed slot goes to the project that has used the
+model least since it began to wait, and within a project to the turn that has waited longest. Background turns get a
+slot when no foreground turn waits, and one of every `BACKGROUND_SHARE` slots otherwise.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from antiphon.errors import AntiphonError, RateLimited, Unavailable
 OVERLOADED = "server_overloaded"
 """The error code of a request that is refused because the whole server is busy."""
 
-# While turns of both kinds wait, one of so many slots goes to a background turn.
+# While turns of both kinds wait, one slot in this number goes to a background turn.
 BACKGROUND_SHARE = 8
 # Weight of the newest turn in the mean duration of turns.
 _SMOOTHING = 0.2
@@ -53,7 +53,7 @@ class Throughput:
         self._mean_seconds += (now - began_at - self._mean_seconds) * weight
 
     def estimate_seconds(self, turns: int, *, running: int, longest: float) -> float:
-        """Return the time in which so many turns end while `running` ones run: at least a second, at most `longest`.
+        """Return the time in which `turns` end while `running` ones run: at least a second, at most `longest`.
 
         If no turn has begun or ended for longer than usual, that time counts as the usual one.
         """
@@ -165,7 +165,7 @@ class TurnQueue:
         self._pass_on()
 
     def estimate_seconds(self, turns: int) -> float:
-        """Return the time in which so many turns end."""
+        """Return the time in which this number of turns ends."""
         seconds = self._throughput.estimate_seconds(turns, running=self._slots, longest=self.limits.seconds)
         return seconds if self._ahead_of is None else max(seconds, self._ahead_of.estimate_seconds(turns))
 

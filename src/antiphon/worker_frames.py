@@ -10,7 +10,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame; None at the end of the stream, also if a frame is incomplete because the server died."""
+    """Return the next frame; None at the end of the stream, even if a frame is incomplete because the server died."""
     head = stream.read(4)
     if len(head) < 4:
         return None

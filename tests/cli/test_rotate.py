@@ -22,5 +22,5 @@ def test_rotate_rejects_keys_from_the_settings(
     monkeypatch.setenv("ANTIPHON_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("ANTIPHON_SEAL_KEYS", "a2V5")
     assert main(["rotate"]) == 1
-    assert "add the new key there, as the first" in capsys.readouterr().err
+    assert "add the new key there, as the first one." in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -47,8 +47,8 @@ def test_server_on_other_addresses_needs_a_key(script, capfd):
         "",
         (
             "antiphon: host: 0.0.0.0 is reachable from other machines, and the server has no API key. Create one "
-            "with 'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use "
-            "the server who can reach it, use --insecure (insecure = true).\n"
+            "with 'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone who "
+            "can reach the server use it, pass --insecure (insecure = true).\n"
         ),
     )
 

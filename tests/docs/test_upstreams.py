@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.backends.chat_completions.backend import Options
+from antiphon.backends.chat_completions.backend import ChatCompletionsOptions
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.registry import create
 from antiphon.backends.responses.request import ResponsesOptions
@@ -29,7 +29,7 @@ def list_defaults(struct: type[msgspec.Struct], *, beyond: type[msgspec.Struct] 
     ("heading", "defaults"),
     [
         ("These options are common to all kinds", list_defaults(UpstreamOptions)),
-        ("Options of this kind", list_defaults(Options, beyond=UpstreamOptions)),
+        ("Options of this kind", list_defaults(ChatCompletionsOptions, beyond=UpstreamOptions)),
         ("### Quirks", list_defaults(Quirks)),
         ("| Responses option", list_defaults(ResponsesOptions, beyond=UpstreamOptions)),
     ],

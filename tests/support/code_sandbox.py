@@ -11,7 +11,7 @@ import pytest
 from antiphon.config.tools import CodeInterpreterSettings
 from antiphon.store.base import Store
 from antiphon.tools.hosted.code_interpreter.prepare import is_prepared
-from antiphon.tools.hosted.code_interpreter.tool import HostedCodeInterpreter
+from antiphon.tools.hosted.code_interpreter.tool import CodeInterpreterHostedTool
 from antiphon.tools.hosted.registry import HostedTools
 from support.live_server import LiveServer, make_settings
 
@@ -40,7 +40,7 @@ def make_code_settings(**changes: Any) -> CodeInterpreterSettings:
 def serve_code(script: dict[str, Any], store: Store | None = None, **changes: Any) -> LiveServer:
     """Start a server with the code interpreter. `changes` are settings of it."""
     settings = make_settings(code_interpreter=make_code_settings(**changes))
-    return LiveServer(script, settings, store, hosted_tools=HostedTools([HostedCodeInterpreter()]))
+    return LiveServer(script, settings, store, hosted_tools=HostedTools([CodeInterpreterHostedTool()]))
 
 
 def call_code(code: str) -> dict[str, Any]:

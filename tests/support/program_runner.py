@@ -7,7 +7,7 @@ from typing import Any
 from antiphon.tools.hosted.base import HostedContext, HostedSession, HostedSetup
 from antiphon.tools.hosted.program.messages import CallResult, CallResults, ProgramSetup, ProgramStep
 from antiphon.tools.hosted.program.runner import MAX_ARGUMENTS_CHARS, ProgramRunner
-from antiphon.tools.hosted.program.tool import ProgrammaticToolCalling, ProgramSession
+from antiphon.tools.hosted.program.tool import ProgramHostedTool, ProgramSession
 from antiphon.tools.hosted.program.worker import IsolatedProgram
 
 
@@ -46,7 +46,7 @@ class LocalRunner(ProgramRunner):
             program.close()
 
 
-class LocalPrograms(ProgrammaticToolCalling):
+class LocalPrograms(ProgramHostedTool):
     """The tool with programs in this process."""
 
     def __init__(self, setup: HostedSetup) -> None:

@@ -72,7 +72,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     list of tools can contain tools that the server runs, such as `FileSearch`, and sets of tools: a `Toolset` or an
     `McpServer`. `deps_type` is the type of the `deps` that a run gets, `output_type` the type of the final answer.
     `output_mode` is the way in which the model gives it: in the format of a schema ("native"), by calling a tool
-    ("tool"), or as the instructions tell it ("prompt"). With `conversation_state="client"` every request has the whole
+    ("tool"), or as the instructions describe ("prompt"). With `conversation_state="client"` every request has the whole
     conversation; with "server" it continues the response before, as long as the server supports that. `settings` are
     further parameters of every request. `hooks` are called with every event of every run, and with the context of the
     run if they take two arguments. `output_retries` is the number of further answers after an invalid one.
@@ -315,7 +315,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
     def find_stop_seconds(self, found: dict[object, float]) -> float:
         """Return the `stop_seconds`. `found` has those of the agents that were seen before, and gets new ones.
 
-        Each agent is computed once: there may be many paths to it. Its runs within its own runs do not count.
+        Each agent is computed once: there may be many paths to it. Runs of an agent within its own runs do not count.
         """
         if self in found:
             return found[self]

@@ -20,7 +20,7 @@ Approval = bool | str
 
 
 def needs_approval(tool: Tool, call: ToolInvocation) -> bool:
-    """Return True if a person must approve this call. Also if the tool's own function for it fails."""
+    """Return True if a person must approve this call, or if the tool's function that decides it fails."""
     if not callable(tool.needs_approval):
         return tool.needs_approval
     arguments = read_arguments(call)

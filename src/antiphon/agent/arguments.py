@@ -54,7 +54,7 @@ class ResumeOptions(CommonOptions, total=False):
 
     `approvals` are the verdicts on the pending calls of the run, by call id. Pass the `session` and the `tools` of the
     run again. Its `model`, `settings` and `limits` are in the journal; they can be replaced. With `force`, a run is
-    resumed although another process executes it: that process stops before its next tool call.
+    resumed even if another process executes it: that process stops before its next tool call.
     """
 
     approvals: Mapping[str, Approval] | None
@@ -150,7 +150,7 @@ def check_run(run: object) -> None:
 
 
 def check_cancel(cancel: Any) -> None:
-    """Raise ConfigError if an event is not one of an event loop."""
+    """Raise ConfigError if a value is neither None nor an asyncio.Event."""
     wait = getattr(cancel, "wait", None)
     if cancel is not None and not (hasattr(cancel, "is_set") and inspect.iscoroutinefunction(wait)):
         raise ConfigError(f"cancel: expected an asyncio.Event, got {type(cancel).__name__}.")
@@ -167,7 +167,7 @@ def check_types(ledger: object, session: object, limits: object) -> None:
 
 
 def check_text(value: object, where: str) -> None:
-    """Raise ConfigError if a value that the journal of a run stores is no text."""
+    """Raise ConfigError if a value that the journal of a run stores is not a text."""
     if not isinstance(value, str):
         raise ConfigError(f"{where}: expected a text, got {type(value).__name__}.")
 

@@ -44,7 +44,7 @@ class Budget:
             parent.budget._add_child(parent.call_id, self)
 
     def change_prices(self, prices: Prices | None) -> None:
-        """Set the prices of the agent that goes on with the run."""
+        """Set the prices of the agent that continues the run."""
         self._prices = prices
 
     @property
@@ -224,7 +224,7 @@ class StopTimer:
         return result
 
     def depend_on(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the work beside the run, until `settle`. If it fails, the run is interrupted with its exception."""
+        """Run the work at the same time as the run, until `settle`. If it fails, its exception interrupts the run."""
         self._dependency = asyncio.ensure_future(work)
         self._dependency.add_done_callback(self._report_failure)
 

@@ -40,7 +40,7 @@ LoadTools: TypeAlias = Callable[[RunContext[Any]], Awaitable[Sequence[AnyTool]]]
 
 
 class Definition(Struct, frozen=True, kw_only=True):
-    """An agent as its runs use it.
+    """The definition of an agent, which its runs share.
 
     `settings` are the parameters of every request. `make_instructions` is set if the instructions are a function of the
     run. `load_tools` is set if the tools depend on the run: it returns all of them, including `tools`. `executor` and

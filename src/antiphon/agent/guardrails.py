@@ -99,7 +99,7 @@ GuardrailAction = Block | Replace | None
 
 
 class ParallelGuardrail:
-    """An input guardrail that runs beside the first model call, to save its time.
+    """An input guardrail that runs during the first model call, to save time.
 
     The model may have read the input before the guardrail has ended. Its answer is not used, and no tool runs, before
     the guardrail has accepted the input. It cannot replace the input.
@@ -122,7 +122,7 @@ ResultGuardrail = Callable[[ResultCheck], GuardrailAction | Awaitable[GuardrailA
 
 
 class GuardrailFailed(AntiphonError):
-    """A guardrail raised an exception, or returned something else than an action."""
+    """A guardrail raised an exception, or returned anything but an action."""
 
     status = 500
     type = "server_error"
@@ -139,7 +139,10 @@ class Blocked(Exception):
 
 
 class Guardrails(Struct, frozen=True, kw_only=True):
-    """The guardrails of an agent. All methods raise Blocked or GuardrailFailed; all but `check_input` ModelRetry."""
+    """The guardrails of an agent.
+
+    All methods raise Blocked or GuardrailFailed. All except `check_input` also raise ModelRetry.
+    """
 
     input: Sequence[InputGuardrail] = ()
     output: Sequence[OutputGuardrail] = ()

@@ -97,7 +97,7 @@ class Handoff:
 
 
 def require_items(items: Any, name: str) -> Sequence[JsonObject]:
-    """Return the items that a filter of this name has returned. Raises TypeError if they are no items."""
+    """Return the items that a filter of this name has returned. Raises TypeError if they are not items."""
     if not isinstance(items, Sequence) or not all(isinstance(item, dict) for item in items):
         raise TypeError(f"{name} must return a list of items")
     return items

@@ -147,7 +147,7 @@ def to_input_item(item: JsonObject) -> JsonObject:
     """Return an output item as an input item: without its id and without nulls, where servers need neither.
 
     Encrypted reasoning keeps its id, because some servers can decrypt it only together with the id. A call has its
-    arguments or its input as text, also if a server has sent an object or nothing: servers reject other calls.
+    arguments or its input as text, even if a server has sent an object or nothing: servers reject other calls.
     """
     if item.get("type") not in _REMOVABLE_IDS and "role" not in item:
         return item
@@ -241,7 +241,7 @@ def find_native_calls(items: Sequence[JsonObject], types: Collection[str]) -> li
 
 
 def find_invocations(items: Sequence[JsonObject], native_calls: Collection[str] = ()) -> list[ToolInvocation]:
-    """Return the calls that an agent runs. `native_calls` are the ids of those that are no calls of functions."""
+    """Return the calls that an agent runs. `native_calls` are the ids of those that are not function calls."""
     return [to_invocation(item) for item in items if item.get("type") in OUTPUT_TYPES or _is_among(item, native_calls)]
 
 

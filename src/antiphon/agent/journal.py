@@ -43,7 +43,7 @@ class Journal:
         self.ownership = ownership
         """The lease on this run, or on the run whose subagent this is. None without a ledger that has leases."""
         self.is_stored = ledger is not None
-        """True if the run is in a ledger, also if this journal was restored without it."""
+        """True if the run is in a ledger, even if this journal was restored without it."""
         self.subagents: dict[str, Journal] = {}
         """The runs of subagents that this process has started, by their ids: the idempotency keys of their calls.
 

@@ -1,7 +1,7 @@
 """The agent loop: the model takes turns and its calls run, until there is an answer, a decision, or a reason to stop.
 
 The loop has no state besides the journal's. Each step reads that state, does one thing, and writes an entry. So a run
-can be left at any point, also by a crash, and be resumed.
+can be left at any point, even by a crash, and be resumed.
 """
 
 import asyncio

@@ -52,7 +52,7 @@ class RepeatCounter(msgspec.Struct):
         return self.last[signature][1] if signature in self.last else 0
 
     def is_new(self, call: ToolInvocation, output: Output) -> bool:
-        """Return True if this call has had another result the last time."""
+        """Return True if the last identical call had another result."""
         last = self.last.get(make_signature(call))
         return last is not None and last[0] != _digest(output)
 

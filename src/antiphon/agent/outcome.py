@@ -42,35 +42,37 @@ class RunError(Struct, frozen=True):
 
 
 class Outcome(Struct, Generic[OutputT_co], frozen=True, kw_only=True):
-    """The result of an agent run.
-
-    `output` is the typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run,
-    whose answer was cut off. It is None if the run has no answer: check `kind` first. `text` is the last text. `agent`
-    is the name of the agent that ended the run. `pending` are the calls that wait for the decision of a person.
-    `abandoned` are the calls whose tools did not stop at the time limit of the tool or of the run, and may still be
-    running. `history` is the whole conversation as items; a new run can continue it. `state` is set if the run can be
-    resumed: another process can resume it from these bytes.
-    """
+    """The result of an agent run."""
 
     kind: OutcomeKind
     run_id: str
     agent: str = ""
+    """The name of the agent that ended the run."""
     output: OutputT_co = None  # type: ignore[assignment]  # the type is for runs that end with an answer
+    """The typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run.
+
+    It is None if the run has no answer: check `kind` first.
+    """
     text: str = ""
+    """The last text."""
     usage: Usage
     turns: int
     tool_calls: int
     cost: float | None = None
     currency: str | None = None
     pending: tuple[PendingToolCall, ...] = ()
+    """The calls that wait for the decision of a person."""
     abandoned: tuple[ToolInvocation, ...] = ()
+    """The calls whose tools did not stop at the time limit of the tool or of the run. They may still be running."""
     error: RunError | None = None
     history: tuple[dict[str, Any], ...] = ()
+    """The whole conversation as items. A new run can continue it."""
     state: bytes | None = None
+    """Set if the run can be resumed: another process can resume it from these bytes."""
 
 
 class _Stamp(Struct, kw_only=True):
-    """The fields that are set without the help of the code that makes an event."""
+    """The fields that every new event sets itself."""
 
     timestamp: float = field(default_factory=time.time)
     parent_id: str | None = None

@@ -65,7 +65,7 @@ class Provider:
     """A model behind a transport.
 
     `state`: "server" stores every response and continues it by its id; "client" stores nothing and sends the whole
-    history each time. The provider changes to "client" if the server cannot continue a response. It stops to request
+    history each time. The provider changes to "client" if the server cannot continue a response. It stops requesting
     encrypted reasoning if the model refuses it. `carry_tools`: "always" sends the tools of a conversation's first turn
     with each of its turns, because most servers do not store them; "never" sends them once.
     """

@@ -97,7 +97,7 @@ async def delete_run(ledger: Ledger, run_id: str, *, force: bool = False) -> Non
     """Delete a run and the runs of its subagents.
 
     Raises InvalidRequest if there is no such run, or if it is the run of a subagent, and RunTaken if a process executes
-    it. With `force` it is deleted nevertheless: that process stops before its next tool call.
+    it. With `force` it is deleted even then: that process stops before its next tool call.
     """
     lease = await ledger.find_lease(run_id)
     first = find_first_run(run_id)

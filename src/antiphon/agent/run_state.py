@@ -386,7 +386,7 @@ class RunState:
 
     def _apply_handoff(self, entry: HandoffEntry) -> None:
         call = self._close_call(entry.call_id, entry.output)
-        # A handoff alone is no progress: two agents might hand the run to each other without end.
+        # A handoff alone is no progress: two agents might hand the run to each other endlessly.
         self.repeats.add(call, entry.output, is_error=True)
         self.active_agent = entry.agent
         self.calls_before_handoff = self.tool_calls

@@ -27,7 +27,7 @@ class OutcomeHolder:
     watcher: asyncio.Task[None] | None = None
 
     def stop_watcher(self) -> None:
-        """Stop to watch a run that ends, unless the watcher itself ends it."""
+        """Stop watching a run that ends, unless the watcher itself ends it."""
         if self.watcher is not None and self.watcher is not asyncio.current_task():
             self.watcher.cancel()
 

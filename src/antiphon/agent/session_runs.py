@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _FIRST_DELAY_SECONDS = 0.01
 _MAX_DELAY_SECONDS = 0.25
 
-# Runs that ended so are expected to be resumed. A session that only appends gets their items after that.
+# Runs with these outcomes are expected to be resumed. A session that only appends gets their items after that.
 _UNFINISHED = ("needs_approval", "cancelled", "deadline", "failed")
 
 

@@ -311,7 +311,7 @@ class ToolCalls:
         return is_interrupted(self._state, call) or self._state.find_inherited(call) is not None
 
     def _count_repeats(self, call: ToolInvocation, others: list[ToolInvocation]) -> int:
-        """Return how often this call has been made without progress, including this time.
+        """Return how often this call was made without progress, including this time.
 
         Calls of repeatable tools count once. Identical calls of one turn count, since none of them knows the result.
         """

@@ -58,7 +58,7 @@ class ObjectType:
         return self._plain.convert(data)
 
     def unwrap(self, data: Any) -> Any:
-        """Return the value in decoded JSON as it is, also if it is incomplete. None if there is none yet."""
+        """Return the value in decoded JSON as it is, even if it is incomplete. None if there is none yet."""
         return data.get("value") if self.is_wrapped and isinstance(data, dict) else data
 
 
@@ -97,7 +97,7 @@ class ChoiceType:
         return self._types[-1].convert_plain(data)
 
     def unwrap(self, data: Any) -> Any:
-        """Return the value in decoded JSON as it is, also if it is incomplete. None if there is none yet."""
+        """Return the value in decoded JSON as it is, even if it is incomplete. None if there is none yet."""
         values = data.values() if isinstance(data, dict) else ()
         return next((value for value in values if value is not None), None)
 

@@ -191,7 +191,7 @@ class Backend(Protocol):
         """Return the models that are known now."""
 
     def stream(self, turn: Turn) -> Awaitable[Deltas]:
-        """Start the turn and return its deltas. An `async` method, or one that returns the result of another."""
+        """Start the turn and return its deltas. May be an `async` method, or return an awaitable."""
 
     async def count_tokens(self, turn: Turn) -> int:
         """Return the number of input tokens of this turn."""
@@ -231,7 +231,7 @@ class SlotDeltas:
             self._slot.release()
 
     def __del__(self) -> None:
-        # Deltas that were dropped without `aclose` must not hold their slot.
+        # Deltas that were garbage collected without `aclose` must not hold their slot.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._slot.release)
 

@@ -87,7 +87,7 @@ class ModelCatalog:
             self._refreshing = None
 
     async def fetch(self) -> Sequence[Model]:
-        """Return the list of the upstream, also if the settings name the models. Raises AntiphonError."""
+        """Return the list of the upstream, even if the settings name the models. Raises AntiphonError."""
         return self._parse(await self._upstream.get_json(self._path))
 
     def _parse(self, payload: Any) -> Sequence[Model]:

@@ -81,7 +81,7 @@ class UpstreamBackend:
         return self._catalog.models()
 
     async def fetch_models(self) -> Sequence[Model]:
-        """Request the models of the upstream now, to find out if it can be reached. Raises AntiphonError."""
+        """Request the models of the upstream, to check that it can be reached. Raises AntiphonError."""
         return await self._catalog.fetch()
 
     def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Awaitable[Deltas]:

@@ -36,7 +36,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _find_models(arguments: Namespace) -> tuple[str, list[ListedModel]]:
-    """Return the URL of the server and its models, the one to use first. The settings describe a stopped server."""
+    """Return the URL of the server and its models, the default one first. If no server runs, use the settings."""
     key = read_key(arguments)
     settings = None if arguments.url else load_settings(arguments)
     if settings is not None and settings.api_keys and key is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from antiphon.backends.registry import create
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
-from antiphon.cli.stored_keys import has_deciding_keys
+from antiphon.cli.stored_keys import has_stored_keys
 from antiphon.config.limits import lacks_default_price
 from antiphon.config.loading import find_file
 from antiphon.config.readers import ConfigProblems, ProblemCollector, hide_password
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> int:
     else:
         found: list[str] = []
         try:
-            has_keys = asyncio.run(has_deciding_keys(settings))
+            has_keys = asyncio.run(has_stored_keys(settings))
         except ConfigError as error:
             has_keys = True  # perhaps: the problem to solve first is that of the store
             found.append(f"store: {error}")

@@ -21,7 +21,7 @@ from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.cli.config import find_problems, find_warnings
 from antiphon.cli.extras import find_missing_packages
 from antiphon.cli.settings import server_url
-from antiphon.cli.stored_keys import has_deciding_keys, inspect_store
+from antiphon.cli.stored_keys import has_stored_keys, inspect_store
 from antiphon.config.loading import find_file
 from antiphon.config.readers import hide_password
 from antiphon.config.settings import BackendSettings, Settings
@@ -107,7 +107,7 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     checks.append(_run_check("port", check_port(settings), "Set another port or host."))
     results = await asyncio.gather(*checks)
     try:
-        has_keys = await has_deciding_keys(settings)
+        has_keys = await has_stored_keys(settings)
     except ConfigError:  # the check of the store reports it
         has_keys = True
     findings = check_settings(settings, config, has_stored_keys=has_keys)

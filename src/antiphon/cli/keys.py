@@ -165,7 +165,7 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _fit(table: list[list[str]], columns: int) -> None:
-    """Make a table narrower until it fits a terminal, if it can: ids and scopes are never shortened.
+    """Make a table narrower until it fits the terminal, if possible. Ids and scopes are never shortened.
 
     Times lose their hours first, then the creation and the state are left out, and at last labels are shortened.
     """

@@ -67,7 +67,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_command(commands: Commands, name: str, text: str, *, nested: bool = False) -> argparse.ArgumentParser:
     """Add a command. A nested command does not override options that were given to its parent command."""
-    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    command = commands.add_parser(name, help=text, description=_make_sentence(text))
     command.add_argument(
         "--config",
         type=Path,
@@ -76,6 +76,10 @@ def _add_command(commands: Commands, name: str, text: str, *, nested: bool = Fal
         help="settings file (default: antiphon.toml in the working directory, if it exists)",
     )
     return command
+
+
+def _make_sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _add_rotate(commands: Commands) -> None:
@@ -109,7 +113,7 @@ def _add_serve(commands: Commands) -> None:
         "--insecure",
         action="store_true",
         default=None,
-        help="listen on an address of other machines although there is no API key: anyone there can use the server",
+        help="allow other machines without an API key: anyone who can reach the server can use it",
     )
     source = command.add_mutually_exclusive_group()
     source.add_argument(
@@ -125,7 +129,7 @@ def _add_serve(commands: Commands) -> None:
 
 
 def _add_reload(commands: Commands) -> None:
-    command = _add_command(commands, "reload", "let a running server read its settings again, and show the result")
+    command = _add_command(commands, "reload", "make a running server read its settings again, and show the result")
     command.add_argument("--pid", type=_parse_count, metavar="N", help="process id, if several servers share the data")
     command.add_argument(
         "--timeout", type=_parse_seconds, default=60.0, metavar="SECONDS", help="time to wait (default: 60)"
@@ -148,7 +152,9 @@ def _add_upstream_options(command: argparse.ArgumentParser) -> None:
         choices=("chat", "responses", "anthropic"),
         help="API of the upstream (default: chat)",
     )
-    command.add_argument("--upstream-key-env", metavar="VAR", help="environment variable with its API key")
+    command.add_argument(
+        "--upstream-key-env", metavar="VAR", help="environment variable with the API key of the upstream"
+    )
 
 
 def _add_keys(commands: Commands) -> None:
@@ -186,7 +192,7 @@ def _add_usage(commands: Commands) -> None:
         type=_parse_usage_days,
         default=7,
         metavar="N",
-        help="number of days, with today (default: 7; at most 400)",
+        help="number of days, including today (default: 7; at most 400)",
     )
     command.add_argument(
         "--by", choices=("project", "key", "model"), default="project", help="rows of the table (default: project)"
@@ -270,16 +276,13 @@ def _add_models(commands: Commands) -> None:
     command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, with their location")
     location = command.add_mutually_exclusive_group()
     location.add_argument("--url", help="list the models of this running server instead")
-    location.add_argument("--upstream", metavar="URL", help="as in 'antiphon serve --upstream URL'")
+    location.add_argument("--upstream", metavar="URL", help="list the models of this upstream instead")
     command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
     _add_upstream_options(command)
 
 
 def _add_prompts(commands: Commands) -> None:
-    text = "define and show prompt templates on a running server"
-    actions = commands.add_parser("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True
-    )
+    actions = _add_server_command(commands, "prompts", "define and show prompt templates on a running server")
     add = _add_action(actions, "add", "define a prompt, or a new version of one")
     add.add_argument("file", type=Path, metavar="FILE", help="template: a JSON file with parameters of a request")
     add.add_argument("--id", metavar="ID", help="id of the prompt (default: a new id)")
@@ -290,10 +293,7 @@ def _add_prompts(commands: Commands) -> None:
 
 
 def _add_files(commands: Commands) -> None:
-    text = "upload, list and delete files on a running server"
-    actions = commands.add_parser("files", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True
-    )
+    actions = _add_server_command(commands, "files", "upload, list and delete files on a running server")
     add = _add_action(actions, "add", "upload files and print their ids")
     add.add_argument("files", type=Path, nargs="+", metavar="FILE", help="file to upload")
     add.add_argument("--purpose", default="user_data", help="purpose of the files (default: user_data)")
@@ -307,10 +307,7 @@ def _add_files(commands: Commands) -> None:
 
 
 def _add_stores(commands: Commands) -> None:
-    text = "create, list and search vector stores on a running server"
-    actions = commands.add_parser("stores", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True
-    )
+    actions = _add_server_command(commands, "stores", "create, list and search vector stores on a running server")
     create = _add_action(actions, "create", "create a vector store and print its id")
     create.add_argument("name", metavar="NAME", help="name of the vector store")
     create.add_argument("files", type=Path, nargs="*", metavar="FILE", help="file to upload and index")
@@ -332,7 +329,7 @@ def _add_codex(commands: Commands) -> None:
         action="store_true",
         help="let the server compact long sessions; Codex then shows the provider as 'OpenAI'",
     )
-    command.add_argument("--write", action="store_true", help="merge it into the configuration file of Codex")
+    command.add_argument("--write", action="store_true", help="merge the configuration into the file of Codex")
 
 
 def _add_run(commands: Commands) -> None:
@@ -377,7 +374,7 @@ def _add_approval_and_format(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--repeat-interrupted",
         action="store_true",
-        help="make calls again that were running when the run was interrupted and may have happened",
+        help="repeat calls that were running when the run was interrupted, and may have taken effect",
     )
     command.add_argument("--json", action="store_true", help="print the events of the run as JSON, one per line")
 
@@ -429,7 +426,7 @@ def _add_runs(commands: Commands) -> None:
 def _add_delete_and_prune(actions: Commands) -> None:
     delete = _add_command(actions, "delete", "delete runs with their steps", nested=True)
     delete.add_argument("ids", nargs="+", metavar="RUN_ID", help="id of a run")
-    delete.add_argument("--force", action="store_true", help="delete a run although a process executes it")
+    delete.add_argument("--force", action="store_true", help="delete a run even if a process executes it")
     prune = _add_command(actions, "prune", "delete old runs: by default those that cannot be resumed", nested=True)
     prune.add_argument(
         "--older-than", type=_parse_days, required=True, metavar="DAYS", help="days since the last step of a run"
@@ -442,8 +439,14 @@ def _add_delete_and_prune(actions: Commands) -> None:
 
 def _add_force(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--force", action="store_true", help="resume a run although another process executes it; that process stops"
+        "--force", action="store_true", help="take the run over from a process that executes it; that process stops"
     )
+
+
+def _add_server_command(commands: Commands, name: str, text: str) -> Commands:
+    """Add a command whose actions use a running server. Return its actions, for `_add_action`."""
+    command = commands.add_parser(name, help=text, description=_make_sentence(text))
+    return command.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
 
 
 def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
@@ -486,7 +489,7 @@ def _open_closed_streams() -> None:
 
 
 def _discard_unwritable_output() -> None:
-    """Replace a closed pipe or terminal. Python flushes both at exit, and ends with status 120 if that fails."""
+    """Replace a closed pipe or terminal. Python flushes both at exit, and exits with status 120 if that fails."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

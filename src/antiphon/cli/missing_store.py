@@ -1,4 +1,4 @@
-"""Stores that do not exist yet, for commands that only read."""
+"""The check for a store that does not exist yet, for commands that only read."""
 
 import sys
 

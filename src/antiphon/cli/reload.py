@@ -1,4 +1,4 @@
-"""`antiphon reload`: let a running server read its settings again, and show the result."""
+"""`antiphon reload`: make a running server read its settings again, and show the result."""
 
 import os
 import signal

@@ -11,7 +11,7 @@ from antiphon.errors import ConfigError
 def run(arguments: Namespace) -> int:
     settings = load_settings(arguments)
     if settings.seal_keys:
-        raise ConfigError("The setting seal_keys is used: add the new key there, as the first.")
+        raise ConfigError("The setting seal_keys is used: add the new key there, as the first one.")
     path = settings.data_dir / SEAL_FILE
     count = rotate_secrets(path)
     print(f"{path} now has {count} keys. The new key encrypts, all keys decrypt. Restart running servers to use it.")

@@ -88,7 +88,7 @@ def find_run_options(settings: Settings, run_id: str) -> RunOptions:
 
 
 def delete_run_options(settings: Settings, run_id: str) -> None:
-    """Delete the stored options of a run, if it has any. A program can give runs ids that are no file names."""
+    """Delete the stored options of a run, if it has any. A program can give runs ids that are not file names."""
     if Path(run_id).name == run_id:
         _options_path(settings, run_id).unlink(missing_ok=True)
 

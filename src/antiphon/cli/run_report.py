@@ -51,7 +51,7 @@ class JsonReport:
 
 
 def _drop_state(event: RunEvent) -> RunEvent:
-    """Return the event without the state of a run, which is in the ledger too."""
+    """Return the event without the state of the run, which the ledger has anyway."""
     if isinstance(event, RunEnded):
         return msgspec.structs.replace(event, outcome=msgspec.structs.replace(event.outcome, state=None))
     if isinstance(event, SubagentEvent):

@@ -162,7 +162,7 @@ async def _read_listed(ledger: Ledger, settings: Settings, run: RunSummary) -> L
         prices = find_run_options(settings, run.run_id).make_prices(settings)
         record = await read_run(ledger, run.run_id, prices=prices)
     except AntiphonError:
-        # The list shows the others nevertheless. `antiphon runs show` reports the error.
+        # The list still shows the others. `antiphon runs show` reports the error.
         record = None
     return ListedRun(
         run_id=run.run_id,

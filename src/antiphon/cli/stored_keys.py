@@ -1,4 +1,4 @@
-"""Find out if the store of the settings has API keys."""
+"""Inspection of the store of the settings: its condition, and its API keys."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ from antiphon.store.sqlite.store import SqliteStore
 _TIMEOUT_SECONDS = 5.0
 
 
-async def has_deciding_keys(settings: Settings) -> bool:
-    """Return True if the store has API keys. It is opened only if the answer decides whether a server may start.
+async def has_stored_keys(settings: Settings) -> bool:
+    """Return True if the store has API keys. It is opened only if a server cannot start without them.
 
     Raises ConfigError if the store cannot be opened.
     """

@@ -129,7 +129,7 @@ def _find_wrong_fields(table: Mapping[str, Any], kind: type[Struct], *, origin: 
 
 
 def read_keys_of_list(text: str, *, origin: str) -> list[dict[str, str]]:
-    """Parse `key1,key2:project`. An empty key is an error, because a missing secret must not open the server."""
+    """Parse `key1,key2:project`. An empty key is an error: a missing secret must not open the server to everyone."""
     entries: list[dict[str, str]] = []
     for part in text.split(","):
         key, colon, project = part.strip().rpartition(":")

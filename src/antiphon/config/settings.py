@@ -27,7 +27,7 @@ HostedPlacement = Literal["auto", "local"]
 class ApiKey(Struct, frozen=True):
     """An API key of clients, and the project that it gives access to.
 
-    `id` names it in statistics. Without one, that is its position in the settings.
+    `id` names the key in statistics. Without it, the name is the position of the key in the settings.
     """
 
     key: str

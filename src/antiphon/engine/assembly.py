@@ -127,9 +127,10 @@ def make_containers(settings: Settings, store: Store) -> Containers | None:
 
 
 def make_configuration_id(settings: Settings, sealer: Sealer) -> str:
-    """Return an id that is the same for all processes that serve the same models, also after a restart.
+    """Return an id that is the same for all processes that serve the same models, even after a restart.
 
-    The id is stored, and backend options contain secrets. It is a keyed digest, so a guess at them cannot be verified.
+    The id is stored, and backend options contain secrets. The id is a keyed digest, so that a guessed secret cannot be
+    verified.
     """
     backends = [(name, backend.kind, backend.options) for name, backend in settings.backends.items()]
     configuration = repr((str(settings.data_dir), backends, settings.models))
@@ -200,6 +201,6 @@ def make_run_limits(settings: Settings) -> RunLimits:
 
 
 def _collect_limits(settings: Settings, name: str) -> dict[str, int]:
-    """Return the values of a limit that projects have of their own."""
+    """Return the values of a limit that single projects have instead of the default."""
     values = {project: getattr(table.limits, name) for project, table in settings.projects.items()}
     return {project: value for project, value in values.items() if value is not None}

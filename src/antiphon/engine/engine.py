@@ -160,8 +160,8 @@ class Engine:
         """Serve new requests with other backends, tools and another policy.
 
         Requests in progress end on the backends that they began with; those are closed after the last of them. A
-        backend that is given again stays open. If a new backend cannot start, this raises and nothing has changed.
-        `files`, `embeddings`, `stateless` and the lease of the policy do not change.
+        backend that is among the new ones stays open. If a new backend cannot start, this raises and nothing has
+        changed. `files`, `embeddings`, `stateless` and the lease of the policy do not change.
         """
         pipeline = self._make_pipeline(backends, policy, hosted_tools)
         await pipeline.start(after=self._pipeline)
@@ -273,7 +273,7 @@ class Engine:
     ) -> Run | BackgroundRun:
         """Begin a response. Raises for every error that is known before the stream begins.
 
-        Its usage is counted for the key `key_id`. A request on a WebSocket brings the `memory` of its connection. A
+        The usage is counted for the key `key_id`. A request on a WebSocket brings the `memory` of its connection. A
         response that the request fails to continue is removed from it.
         """
         pipeline = self._pipeline

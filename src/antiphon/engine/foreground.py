@@ -95,7 +95,7 @@ class ForegroundResponses:
         run.on_end(lambda: self._runs.pop(key, None))
 
     def stop(self) -> None:
-        """Refuse new responses, and end all in progress with a terminal event."""
+        """Refuse new responses, and end those in progress with a terminal event."""
         self.is_stopping = True
         for run in tuple(self._runs.values()):
             run.stop()
@@ -158,7 +158,7 @@ class ForegroundResponses:
         return run.response
 
     async def cancel_elsewhere(self, project: str, response_id: str) -> Response | None:
-        """Cancel a response of another process, and return it. Raises Unavailable if that cannot be found out."""
+        """Cancel a response of another process, and return it. Raises Unavailable if the process does not answer."""
         answer = await self._ask(_CANCEL, project, response_id)
         return await _decode(answer) if answer else None
 

@@ -62,7 +62,7 @@ def describe_node(digests: Mapping[str, str]) -> NodeDescription:
 
 
 def compare_nodes(own: NodeDescription, others: Sequence[NodeDescription], *, seconds: float) -> Iterator[str]:
-    """Yield the differences between this node and others, whose answers took up to so many seconds."""
+    """Yield the differences between this node and others. Their answers took up to `seconds`."""
     for other in others:
         if other.version != own.version:
             yield f"the node {other.name} has version {other.version}, and this one {own.version}"

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MEASURE_SECONDS = 5.0
 """Shortest time between two measurements of a project."""
 
-# A measurement that took long is repeated later: it may take this share of the time.
+# The share of the time that measurements may take. A measurement that took long is repeated later.
 _MAX_SHARE = 0.02
 
 _MAX_PROJECTS = 10_000

@@ -43,7 +43,7 @@ _MAX_ROWS = 1000
 # While the store fails, the rows wait for the next attempt. With more of them, the minutes of an hour are joined, then
 # the models of a key. The rest is bounded by the number of keys.
 _MAX_HELD_ROWS = 100_000
-# If the store refuses this number of single rows and has taken none, it would refuse the others, too.
+# If the store has refused this number of single rows and accepted none, it would refuse the others, too.
 _MAX_REFUSED = 10
 
 

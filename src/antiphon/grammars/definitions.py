@@ -22,6 +22,7 @@ _TOKEN = re.compile(
 )
 _DECODER = json.JSONDecoder()
 _MAX_DIGITS = 9
+_MAX_SHOWN = 40
 
 
 def check_definition(syntax: str, definition: str, limits: GrammarLimits, *, param: str) -> None:
@@ -63,7 +64,7 @@ def _check_pattern(pattern: str, limits: GrammarLimits, param: str) -> None:
     except PatternFault:
         return  # the compiler reports it
     if is_too_large:
-        shown = pattern if len(pattern) <= 40 else f"{pattern[:37]}..."
+        shown = pattern if len(pattern) <= _MAX_SHOWN else f"{pattern[: _MAX_SHOWN - 3]}..."
         fact = f"has the pattern /{shown}/, which is too large with its repetitions written out"
         _refuse(fact, limits.pattern_size, "pattern_size", param)
 

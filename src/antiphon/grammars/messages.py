@@ -11,7 +11,10 @@ class Vocabulary(msgspec.Struct):
 
 
 class Setup(msgspec.Struct, kw_only=True):
-    """With a `vocabulary`, grammars are compiled by the library of the embedded model, if possible."""
+    """The first message to the worker.
+
+    With a `vocabulary`, grammars are compiled by the library of the embedded model, if possible.
+    """
 
     megabytes: int
     vocabulary: Vocabulary | None = None

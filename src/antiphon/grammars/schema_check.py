@@ -18,7 +18,7 @@ from antiphon.grammars.references import Pointer, References
 ParamPath = tuple["ParamPath | None", str]
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-# Assertions that do not make an `anyOf` or `$ref` beside them expensive to compile.
+# Keywords that assert nothing: an `anyOf` or `$ref` beside them stays cheap to compile.
 _ANNOTATIONS = frozenset({
     "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
     "deprecated", "readOnly", "writeOnly",
@@ -34,10 +34,13 @@ _SIMPLE_REFERENCES = 50
 _SIMPLE_ITEMS = 100
 _SIMPLE_LENGTH = 256
 _SIMPLE_NUMBER = 10**12
+_SIMPLE_NUMBER_LENGTH = 16
 # JSON levels of one schema level: `properties`, a name, the schema.
 _LEVELS = 2
 _MAX_DIGITS = 300
+_MAX_DECIMALS = 9
 _MAX_PATH_LENGTH = 1000
+_MAX_SHOWN = 60
 
 
 class SchemaCheck:
@@ -182,7 +185,7 @@ class SchemaCheck:
             return
         if not _is_finite_number(value):
             _refuse_form(value, f"'{keyword}' must be a finite number", path)
-        if abs(value) > _SIMPLE_NUMBER or (isinstance(value, float) and len(repr(value)) > 16):
+        if abs(value) > _SIMPLE_NUMBER or (isinstance(value, float) and len(repr(value)) > _SIMPLE_NUMBER_LENGTH):
             self.is_simple = False
 
     def _check_multiple(self, keyword: str, value: Any, path: ParamPath, depth: int) -> None:
@@ -190,7 +193,7 @@ class SchemaCheck:
             _refuse_form(value, f"'{keyword}' must be a number above 0", path)
         digits, exponent = _split_decimal(value)
         limit = self._limits.multiple_of
-        if exponent > 9 or digits > limit:
+        if exponent > _MAX_DECIMALS or digits > limit:
             self._refuse(
                 f"'{keyword}' is {_shorten(value)}, which is too large or too precise", path, limit, "multiple_of"
             )
@@ -320,7 +323,7 @@ def get_count_limit(keyword: str, limits: GrammarLimits) -> int | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return the value of a keyword such as `minItems`. None if it is not a count: 3.0 is one, True is none."""
+    """Return the value of a keyword such as `minItems`. None if it is not a count: 3.0 is a count, True is not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -333,7 +336,7 @@ def _refuse_form(value: Any, rule: str, path: ParamPath) -> NoReturn:
 
 
 def _estimate_bytes(value: Any) -> int:
-    """Return about the length of a value in JSON, for a container without its contents."""
+    """Return the approximate length of a value in JSON. The contents of a container do not count."""
     if isinstance(value, str):
         return len(value) + 3
     # Python refuses to write very long integers.
@@ -361,4 +364,4 @@ def _shorten(value: Any) -> str:
     if isinstance(value, (dict, list)) and value:
         return "an object" if isinstance(value, dict) else "an array"
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -27,7 +27,7 @@ _MEGABYTE = 1024 * 1024
 # The part of the memory limit that a process may hold between two jobs.
 _MAX_RETAINED = 0.5
 _ERROR_BYTES = 400
-# Longer tokens are not used to split a text. A trial does not reach the rest of a long text: it is split into bytes.
+# Longer tokens are not used to split a text. A trial does not reach the rest of a long text, which is split into bytes.
 _MAX_TOKEN_BYTES = 16
 _MAX_SPLIT_BYTES = _STEPS * _MAX_TOKEN_BYTES
 # The part of an error of llguidance about the text that must follow.

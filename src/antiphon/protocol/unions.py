@@ -84,7 +84,7 @@ class Unknown:
     def _peek(self) -> "Peek":
         try:
             return _PEEK.decode(self.raw)
-        except (ValidationError, RecursionError):  # no object, a tag that is no string, or nested too deeply
+        except (ValidationError, RecursionError):  # not an object, a tag that is not a string, or nested too deeply
             return Peek()
 
     def __eq__(self, other: object) -> bool:
@@ -204,7 +204,7 @@ class OpenUnion(Generic[T]):
         return cast("type[Struct] | None", self.members.get(tag))
 
     def _find_tag(self, peek: Peek) -> str | None:
-        """Return the tag of a member, also if the object has another one or none. None: the object needs one."""
+        """Return the tag of a member, even if the object has another one or none. None: the object needs one."""
         if isinstance(peek.type, str):
             return self.aliases.get(peek.type, peek.type)
         for field, tag in self.untagged.items():

@@ -21,7 +21,7 @@ _MISSING_FIELD = "Object missing required field `"
 # A message contains the invalid value, which may be as long as the body and may look like many paths.
 _MAX_LENGTH = 200
 _MAX_DEPTH = 100
-# More than any object of the API has, and than unknown fields are removed.
+# An object with an unknown field has at most this many fields: more than any object of the API has.
 _MAX_FIELDS = 128
 
 

@@ -65,8 +65,8 @@ class ChunkedText:
     def list_chunks(self, max_tokens: int, overlap_tokens: int) -> Iterator[TextChunk]:
         """Yield chunks of up to `max_tokens`. Each repeats the last `overlap_tokens` of the one before.
 
-        Chunks begin and end at words. Together they have the whole text: each begins at the first character that the
-        one before does not have, or earlier.
+        Chunks begin and end at words. Together they cover the whole text: no character between two chunks is left
+        out.
         """
         stride, count = max_tokens - overlap_tokens, len(self)
         windows = math.ceil(max_tokens / WINDOW_TOKENS)

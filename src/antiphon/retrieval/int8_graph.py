@@ -123,7 +123,7 @@ class _Builder:
         return self.add("DynamicQuantizeMatMul", [name, *weights, *bias], output)
 
     def _add_weights(self, name: str, biases: list[str], *, is_signed: bool = False) -> list[str]:
-        """Add the weights that belong to these biases, one beside the other. Return the names of the constants.
+        """Add the concatenated weights that belong to these biases. Return the names of the constants.
 
         Signed weights take less time. But the sum of two of their products can exceed 16 bits, and is then cut off on
         processors without VNNI. So they are only for multiplications whose values are never that large.

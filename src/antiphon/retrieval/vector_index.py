@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from antiphon.retrieval.ranking import Ranked, SearchWeights, VectorBlock, merge
 
-# A segment is joined with the next one if that is at least as large as this part of it. So there are few segments, and
-# a vector is copied rarely.
+# A segment is joined with the next one if the size of the next one is at least this share of its own. So there are few
+# segments, and a vector is copied rarely.
 _JOIN_SHARE = 0.5
 # A segment with more removed chunks than this part is copied without them.
 _MAX_REMOVED_SHARE = 0.25

@@ -86,9 +86,9 @@ class App:
             raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
 
     def begin_request(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Return the awaitable that serves an HTTP request, for a task of its own.
+        """Return the awaitable that serves an HTTP request, to run as a task.
 
-        An await of `__call__` around it would cost more.
+        Running `__call__` as the task would cost one more await.
         """
         return self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
 
@@ -150,7 +150,7 @@ class App:
     async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
         if isinstance(error, RecursionError):
             # JSON may be shallow enough to parse and too deep for code that walks it. The log shows which code.
-            cause, error = error, InvalidRequest("The request is nested too deep.", code="invalid_json")
+            cause, error = error, InvalidRequest("The request is nested too deeply.", code="invalid_json")
             error.__cause__ = cause
         known = error if isinstance(error, AntiphonError) else None
         # An expected error is in the access log by its code. Log it here only if it has a cause.

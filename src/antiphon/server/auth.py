@@ -28,9 +28,9 @@ _INCORRECT_KEY = "Incorrect API key provided"
 
 
 class Grant(NamedTuple):
-    """The rights of a key. At the time `check_at` of the monotonic clock the store must be asked again.
+    """The rights of a key. `check_at` is the time of the monotonic clock at which the store must be read again.
 
-    `key_id` is empty without a key. `is_organization_wide`: with the scope `admin`, it can administer all projects, and
+    `key_id` is empty without a key. `is_organization_wide`: with the scope `admin`, the key administers all projects,
     not only its own.
     """
 
@@ -48,8 +48,8 @@ class Authenticator:
     """Checks API keys. Without keys every request belongs to the default project and may do everything.
 
     Keys are those of the settings, which have all scopes, and those of the store. A valid key of the store is cached
-    for `CHECK_SECONDS`. If the store cannot be read when this time is over, requests with the key fail as those that
-    need the store do. A store that once had a key always requires one, even if all its keys are revoked.
+    for `CHECK_SECONDS`. If the store cannot be read after that time, requests with the key fail, like all requests that
+    need the store. A store that once had a key always requires one, even if all its keys are revoked.
 
     Without keys, requests of web pages from other origins are refused: any page open in a browser on this machine could
     otherwise use the models, and read their output over a WebSocket. With keys this check is not needed: such a page
@@ -89,7 +89,7 @@ class Authenticator:
             await asyncio.wait(self._tasks)
 
     def set_keys(self, keys: Iterable[ApiKey], *, allowed_hosts: Iterable[str]) -> None:
-        """Use these keys of the settings from now on, also for open connections."""
+        """Use these keys of the settings from now on, for open connections too."""
         self._fixed_keys = [
             (compute_digest(key.key.encode()), _make_fixed_grant(key, number)) for number, key in enumerate(keys, 1)
         ]

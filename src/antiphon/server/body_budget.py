@@ -1,7 +1,7 @@
 """The budget for bodies: their bytes in memory over all connections, of HTTP and of WebSockets.
 
-The body of a request counts until it has been answered: its content is in memory as long, and the response may repeat
-it. A large body of a response counts until it has been sent.
+The body of a request counts until the request has been answered: its content is in memory until then, and the response
+may repeat it. A large body of a response counts until it has been sent.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from antiphon.errors import Unavailable
 # The first bytes of each body are free, because every connection has a buffer of this size anyway. So bodies of the
 # usual size are accepted while large ones exhaust the budget, and cost no accounting.
 FREE_BYTES = 64 * 1024
-# If the budget is exhausted, bodies that arrive more slowly than this are dropped in favour of others, and so are those
-# whose clients read the response more slowly.
+# If the budget is exhausted, a body is dropped in favour of others if it arrives, or its client reads the response, at
+# a lower rate than this.
 _SLOW_AFTER_SECONDS = 5.0
 _SLOW_BYTES_PER_SECOND = 64 * 1024
 _RETRY_AFTER_SECONDS = 5.0
@@ -44,15 +44,15 @@ class BodyBudget:
         project: str = "",
         is_slow: Callable[[], bool] | None = None,
     ) -> "BodyShare":
-        """Return the share of a new body. `on_drop` is called if the share is taken away. Without it, it never is.
+        """Return the share of a new body. A body without a `project` has no limit of its own.
 
-        `is_slow` returns True if the share can be taken away. Without it, the rate of the bytes decides. A body without
-        a `project` has no limit of its own.
+        `on_drop` is called if the share is taken away. Without `on_drop`, the share is never taken away. `is_slow`
+        returns True if the share can be taken away. Without `is_slow`, the rate of the bytes decides.
         """
         return BodyShare(self, on_drop, is_slow, project)
 
     def check(self, announced: int, project: str = "") -> None:
-        """Raise Unavailable if a body of this length does not fit now, so that it need not be read in vain.
+        """Raise Unavailable if a body of this length does not fit now, before it is read.
 
         Slow bodies count as room. They are dropped only when the bytes arrive: an announcement must not drop them.
         """
@@ -110,7 +110,10 @@ class BodyBudget:
         return self._by_project.get(project, 0) if project else 0
 
     def _make_room(self, size: int, share: "BodyShare", *, is_required: bool) -> bool:
-        """Drop slow bodies until there is room. Unless it is required, drop none if that is not enough."""
+        """Drop slow bodies until there is room.
+
+        If dropping them does not make enough room, drop none, unless `is_required`.
+        """
         project = share.project
         if self._fits(size, project, share.counted):
             return True
@@ -169,7 +172,7 @@ class BodyShare:
     def resize(self, size: int, *, is_required: bool = False) -> bool:
         """Set the number of bytes in memory. Return False if the budget does not allow it.
 
-        With `is_required` they count even if the budget is exhausted: then other bodies have to wait.
+        With `is_required` they count even if the budget is exhausted: other bodies then have to wait.
         """
         if self.dropped:
             return False

@@ -13,7 +13,7 @@ from antiphon.server.body_budget import BodyBudget
 # A new connection has this time to present a key before it can be closed in favour of others. Many clients may connect
 # at once.
 _GRACE_SECONDS = 1.0
-# At the limit, this part of the connections is closed together: finding candidates takes a pass over all connections.
+# At the limit, this share of the connections is closed at once: finding candidates takes a pass over all connections.
 _EVICTED_PART = 0.05
 _RETRY_AFTER_SECONDS = 5.0
 _LOG_SECONDS = 60.0
@@ -42,8 +42,8 @@ class OpenConnection(Protocol):
 class ConnectionTable:
     """Limits connections, and among them those that have not presented a valid key.
 
-    Connections over a limit for unauthenticated ones are closed after a second, the oldest first, of the address that
-    has the most. So a client with a key can always connect. At the limit of all connections, idle ones are closed, then
+    Connections over a limit for unauthenticated ones are closed after a second: the oldest ones of the address that has
+    the most. So a client with a key can always connect. At the limit of all connections, idle ones are closed, then
     those with an incomplete request; a new connection is refused only if the server works for all others.
     """
 
@@ -173,12 +173,12 @@ class ServerLimits:
 
 
 def compute_min_bytes(settings: Settings, seconds: float) -> float:
-    """Return the number of bytes that a peer must transfer in this time, to not count as stalled."""
+    """Return the number of bytes that a peer must transfer in this time. With fewer, it counts as stalled."""
     return max(1.0, settings.min_bytes_per_second * seconds)
 
 
 def find_address_key(client: tuple[str, int] | None) -> str:
-    """Return the address that limits apply to. A client with IPv6 usually has a network of 64 bits for itself."""
+    """Return the address that limits apply to. An IPv6 client usually has a whole /64 network."""
     if client is None:
         return ""
     host = client[0]

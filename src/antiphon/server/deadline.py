@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Deadline:
     """Calls a function when the deadline has passed.
 
-    Starting and cancelling a timer for each request would be expensive. The timer runs on when the deadline moves away,
-    and then starts again for the rest. Set `ends_at` to infinity to have no deadline.
+    Starting and cancelling a timer for each request would be expensive. If the deadline moves away, the timer keeps
+    running. When it fires, it starts again for the remaining time. Set `ends_at` to infinity to have no deadline.
     """
 
     __slots__ = ("_loop", "_on_end", "_timer", "_timer_ends_at", "ends_at")

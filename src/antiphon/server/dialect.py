@@ -1,7 +1,7 @@
-"""Dialects: the form in which responses and events are sent, OpenAI's or that of Open Responses where the two differ.
+"""Dialects: responses and events in the form of OpenAI's API, or of Open Responses where the two differ.
 
-The engine and the store have OpenAI's form, which is the more complete one. A dialect is applied on output, because two
-clients of one response may use different dialects.
+The engine and the store use OpenAI's form, which is more complete. A dialect is applied on output, because two clients
+of one response may use different dialects.
 """
 
 from collections.abc import Callable, Mapping, Sequence

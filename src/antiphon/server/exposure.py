@@ -18,8 +18,8 @@ def check_exposure(settings: Settings, *, has_stored_keys: bool = False) -> str 
         return f"insecure: anyone who can reach {settings.host} can use this server, because it has no API keys"
     raise ConfigError(
         f"host: {settings.host} is reachable from other machines, and the server has no API key. Create one with "
-        "'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone use the "
-        "server who can reach it, use --insecure (insecure = true)."
+        "'antiphon keys create', set api_keys (ANTIPHON_API_KEYS), or listen on 127.0.0.1. To let anyone who can "
+        "reach the server use it, pass --insecure (insecure = true)."
     )
 
 

@@ -46,7 +46,7 @@ class DeletedFile(Struct):
 
 
 class PartForm(Wire):
-    """The form of a part of an upload has no other fields."""
+    """The form of a part of an upload. It has no fields besides the file."""
 
 
 _decode_create = codec.make_decoder(CreateUpload)

@@ -17,7 +17,7 @@ class HostRules:
     this server for the page's own, and only `Host` shows the name. So only names are accepted that no page can have:
 
     - `localhost` and loopback addresses;
-    - the names in `allowed_hosts`, where `*.name` means all names below one, and `*` all names;
+    - the names in `allowed_hosts`, where `*.name` means all subdomains of `name`, and `*` all names;
     - if the server listens on another address than loopback: every IP address, because an address is not resolved and
       cannot be rebound, and the host name of this machine, also with `.local`.
     """
@@ -71,7 +71,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Return True if a text is a loopback address, also as an IPv4 address in IPv6."""
+    """Return True if a text is a loopback address, which may be IPv4 mapped to IPv6."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:

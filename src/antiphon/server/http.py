@@ -65,7 +65,7 @@ MARK_AUTHENTICATED = "antiphon.mark_authenticated"
 PART_BYTES = 64 * 1024
 
 LARGE_STREAM_BYTES = 1024 * 1024
-"""Events after so many bytes of a stream are sent one by one, each when the client has read the one before."""
+"""After this number of bytes, the events of a stream are sent one by one, each when the last one has been read."""
 
 
 class ClientDisconnected(Exception):
@@ -329,7 +329,7 @@ class HttpRequest:
     def call_at_next_write(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the next part of a stream that has begun is passed to `write_now`.
 
-        Parts after it cost nothing more. Without the extension that `write_now` needs, the callback is not called.
+        Later parts cost nothing extra. Without the extension that `write_now` needs, the callback is not called.
         """
         write_body = self._write_body
         if write_body is None:
@@ -394,7 +394,10 @@ class HttpRequest:
             raise ClientDisconnected from None
 
     async def _send_in_steps(self, chunk: bytes, *, more: bool) -> None:
-        """Send a large part of the body in steps. The socket takes a part at once, which is long for a large one."""
+        """Send a large part of the body in steps.
+
+        The socket takes a part in one call, which blocks for long if the part is large.
+        """
         for start in range(0, len(chunk) or 1, _STEP_BYTES):
             end = start + _STEP_BYTES
             await self._send_body(chunk[start:end], more=more or end < len(chunk))

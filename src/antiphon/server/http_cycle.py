@@ -32,7 +32,7 @@ class HttpCycle(RequestResponseCycle):
     """
 
     flow: CountingFlow
-    # The fields that uvicorn's class sets for each request, as far as they are the same at the start of all.
+    # The fields that uvicorn's class sets for each request, and that have the same value at the start of every request.
     disconnected = False
     more_body = True
     response_started = False
@@ -225,8 +225,8 @@ class HttpCycle(RequestResponseCycle):
             self.announce_message()
             if not self.keep_alive:
                 if self.more_body:
-                    # The protocol discards the rest of the body. To close now would reset the connection, and the
-                    # client could lose the response.
+                    # The protocol discards the rest of the body. Closing now would reset the connection, and the client
+                    # could lose the response.
                     self.transport.write_eof()
                 else:
                     self.transport.close()

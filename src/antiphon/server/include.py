@@ -103,7 +103,7 @@ class IncludeFilter:
     def filter_events(self, batch: Sequence[Event | Unknown]) -> Sequence[Event | Unknown]:
         """Return the events without hidden fields: the same object if there are none."""
         if isinstance(batch, EventPage):
-            # One search in a page that many followers share is faster by far than one in each of its events.
+            # One search in a page that many followers share is much faster than one in each of its events.
             may_hide = _has_tag(batch.encode())
         else:
             may_hide = any(self._may_hide(event) for event in batch)

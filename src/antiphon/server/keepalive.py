@@ -50,10 +50,10 @@ class StreamActivity:
 
 
 class Keepalive:
-    """Sends keepalive events on all open streams, with one timer for all: a write to a stream costs nothing more.
+    """Sends keepalive events on all open streams, with one timer for all: a write to a stream costs nothing extra.
 
-    A check compares the number of bytes a stream has sent with the number at the check before. So a keepalive event
-    comes after `interval` idle seconds, or up to a quarter later. An interval of 0 disables them.
+    A check compares the number of bytes that a stream has sent with the number at the previous check. So a keepalive
+    event comes after `interval` idle seconds, or up to a quarter later. An interval of 0 disables them.
     """
 
     def __init__(self, interval: float) -> None:
@@ -96,7 +96,7 @@ class Keepalive:
 
 
 def encode_keepalive_comment(number: int) -> bytes:
-    """Return a comment of an event stream: Open Responses defines no keepalive event, and comments are no events."""
+    """Return a comment of an event stream: Open Responses defines no keepalive event, and comments are not events."""
     return b": keepalive\n\n"
 
 

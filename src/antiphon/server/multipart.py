@@ -1,4 +1,4 @@
-"""Forms with a file (multipart/form-data). The file is written to disk while it arrives, never whole in memory."""
+"""Forms with a file (multipart/form-data). The file is written to disk while it arrives, never held in memory."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -116,7 +116,10 @@ async def read_form(
     max_bytes: int,
     setting: str,
 ) -> Form:
-    """Read a form with a file. Raises BodyTooLarge if the file exceeds `max_bytes`, and InvalidRequest for no form."""
+    """Read a form with a file.
+
+    Raises BodyTooLarge if the file exceeds `max_bytes`, and InvalidRequest if the body is not a form.
+    """
     reader = MultipartReader(_read_head(http_request.headers, max_bytes, setting))
     form = _FormBuilder(file_field, start_writing, max_bytes, setting)
     try:
@@ -214,7 +217,10 @@ def nest_fields(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _read_head(headers: dict[bytes, bytes], max_bytes: int, setting: str) -> bytes:
-    """Return the boundary. Raises InvalidRequest if the body is no form, and BodyTooLarge by its declared length."""
+    """Return the boundary.
+
+    Raises InvalidRequest if the body is not a form, and BodyTooLarge if its declared length is too large.
+    """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     boundary = _BOUNDARY.search(content_type)
     if not content_type.lower().startswith("multipart/form-data") or boundary is None:

@@ -173,7 +173,7 @@ class Server(uvicorn.Server):
                 ws="none",  # HttpProtocol chooses the protocol of WebSockets
                 ws_max_size=settings.max_body_bytes,
                 ws_per_message_deflate=False,  # compression would take 40 KiB for each connection
-                # A late pong means a slow reader. A client that is gone shows as a closed socket.
+                # A late pong means a slow reader. A client that has disconnected is noticed by its closed socket.
                 ws_ping_interval=settings.keepalive_seconds or None,
                 ws_ping_timeout=None,
                 interface="asgi3",

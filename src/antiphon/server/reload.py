@@ -55,7 +55,7 @@ class Reloader:
         self._is_requested = False
 
     def start(self) -> None:
-        """Handle SIGHUP on the running event loop, also one that arrived during the start (`hold_signal`)."""
+        """Handle SIGHUP on the running event loop, including one that arrived during the start (`hold_signal`)."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._handle_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 

@@ -15,7 +15,7 @@ from antiphon.server.http import ClientDisconnected, HttpRequest
 T = TypeVar("T")
 
 _NOT_JSON = (b"application/x-www-form-urlencoded", b"multipart/")
-# Python does not convert numbers of any length. A longer one counts as this length, which exceeds every limit.
+# Python refuses to convert very long numbers. A longer number counts as this length, which exceeds every limit.
 _MAX_LENGTH_DIGITS = 18
 _ANY_LENGTH = 10**_MAX_LENGTH_DIGITS
 

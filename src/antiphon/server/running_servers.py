@@ -30,7 +30,7 @@ class RunningServer(Struct, frozen=True, kw_only=True):
     """The content of a server's file.
 
     `reloads` is the number of reloads that have ended, and `result` the result of the last one. A process id is valid
-    only on the same `machine`, which is a container or a machine.
+    only on the same `machine`, which may be a container.
     """
 
     pid: int

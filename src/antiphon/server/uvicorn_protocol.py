@@ -20,7 +20,7 @@ from antiphon.server.write_timeout import WriteStall, abort_connection, count_un
 
 _MAX_HEAD_BYTES = 256 * 1024
 _MAX_HEADERS = 256
-# Requests that wait for the response before them. Reading stops at the first, but one read may contain many.
+# Maximum number of pipelined requests that wait. Reading stops at the first one, but one read may contain many.
 _MAX_PIPELINED = 64
 # Framing, chunk extensions and trailers may take this many bytes more than the body itself. A chunk of one byte has
 # five bytes of framing, and takes as much work as a large one.

@@ -47,7 +47,7 @@ class _Reading(NamedTuple):
 class _Ping:
     """A callback in the loop. `answer` runs in the loop's thread and records when it did.
 
-    `begun` are the clocks when the block can have begun.
+    `begun` has the clocks at the earliest possible begin of the block.
     """
 
     def __init__(self, begun: _Reading) -> None:

@@ -63,9 +63,9 @@ class QueueFull(AntiphonError):
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response with the input items of its request, without those of earlier responses.
 
-    From the second `expires_at` on it cannot be loaded or continued. Responses that continue it still read it. If
-    `has_own_ids` is set, the ids of all input items contain that of the response. If `encoded` is given, `save` may set
-    the JSON in it.
+    From `expires_at` on (seconds since 1970) it cannot be loaded or continued. Responses that continue it still read
+    it. If `has_own_ids` is set, the ids of all input items contain that of the response. If `encoded` is given, `save`
+    may set the JSON in it.
     """
 
     response: Response
@@ -271,7 +271,7 @@ class ReferenceStore(Protocol):
     async def load_items(
         self, project: str, item_ids: Collection[str], *, share: "HistoryShare | None" = None
     ) -> dict[str, Item | Unknown]:
-        """Return the items with these ids. Ids without an item are missing in the result.
+        """Return the items with these ids. Ids without an item are missing from the result.
 
         An item is taken from the stored response that produced it, with its input and output. Others are found as by
         `find_item`. A response is read and decoded once, however many of its items are requested.
@@ -326,15 +326,17 @@ class EventLog(Protocol):
 class RunQueue(Protocol):
     """The queue of background runs, shared by all processes that use one store.
 
-    An owner is one worker in one process. Its name is never used again. An owner holds a run by a lease. If it does not
-    renew the lease in time, another owner can claim the run, and later writes of the first owner are rejected.
+    An owner is one worker in one process. The name of an owner is never used again. An owner holds a run by a lease. If
+    it does not renew the lease in time, another owner can claim the run, and later writes of the first owner are
+    rejected.
 
     `configuration_id` is an identifier shared by all processes that serve the same models.
 
     `on_change` is called for changes by any process, if the store reports them: `events` for the end or the deletion of
     a response, `cancelled` for a request to cancel it, `queued` for runs that can be claimed, and `reconnected` if
     earlier reports may be lost. The last two have no response id. It is also called for `announce`. A report is a hint:
-    the change is committed, but reports may be missing. `reports_changes` is False if none are expected now.
+    the change is committed, but some changes are not reported. `reports_changes` is False if no reports are expected
+    now.
     """
 
     configuration_id: str
@@ -394,8 +396,8 @@ class RunQueue(Protocol):
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         """Renew the leases of this owner for `lease` seconds. Return its runs; the value is True if cancelled.
 
-        A run missing from the result was claimed by another owner, or deleted with its response. Leases of any owner
-        that end too late, because the clock was set back, are shortened to their full length from now.
+        A run missing from the result was claimed by another owner, or deleted with its response. If the clock was set
+        back, leases of any owner that end too late are shortened to `lease` seconds from now.
         """
 
     async def release(self, owner: str) -> None:
@@ -407,7 +409,7 @@ class RunQueue(Protocol):
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         """Return a run that this owner did not start to the queue. It counts as free since `free_since`.
 
-        With a time in the future, up to a minute, it cannot be claimed before. Others of its project can.
+        With a time in the future, up to a minute, it cannot be claimed before that time. Other runs of its project can.
         """
 
     async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:

@@ -13,7 +13,7 @@ from antiphon.store.memory_size import measure_items
 
 MAX_BYTES = 32 * 1024 * 1024
 
-# Approximate size of a link without its items, with its entry in the cache.
+# Approximate size of a link and its entry in the cache, without its items.
 _LINK_BYTES = 700
 
 

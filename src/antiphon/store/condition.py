@@ -7,8 +7,8 @@ class StoreCondition(Struct, frozen=True, kw_only=True):
     """The facts about a database.
 
     `schema` is its version, 0 for a new database, and `newest` the version that this program needs. `refusal` is the
-    reason why nothing can be written now. `clock_offset` is the time of the database's clock after ours, in seconds.
-    `has_keys`: there are API keys in it, valid or not.
+    reason why nothing can be written now. `clock_offset` is the number of seconds by which the database's clock is
+    ahead of ours. `has_keys`: there are API keys in it, valid or not.
     """
 
     schema: int

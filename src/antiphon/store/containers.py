@@ -107,7 +107,7 @@ class ContainerStore(Protocol):
     async def list_interrupted_runs(self, *, seconds: float, limit: int) -> list[tuple[str, str]]:
         """Return the projects and ids of containers whose process ended while it ran code in them.
 
-        Its lease has been over for so many seconds.
+        Its lease ended at least `seconds` ago.
         """
 
     async def purge_container(self, project: str, container_id: str) -> None:
@@ -142,7 +142,7 @@ class ContainerStore(Protocol):
         """Return the size of all files of a project's containers."""
 
     async def hold_container(self, project: str, container_id: str, owner: str, *, lease: float) -> bool:
-        """Let a process run code in a container for so many seconds.
+        """Let a process run code in a container for `lease` seconds.
 
         Return False if another one does, or if there is no such container.
         """

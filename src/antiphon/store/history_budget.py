@@ -90,19 +90,22 @@ class HistoryBudget:
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-                self._grant()  # later requests may fit, which did not overtake this one
+                self._grant()  # later requests, which had to wait behind this one, may fit
         return True
 
     def _fits(self, project: str, size: int, held: int) -> bool:
         return self.used + size <= self.max_bytes and self._fits_project(project, size, held)
 
     def _fits_project(self, project: str, size: int, held: int) -> bool:
-        """Return True if the project stays in its limit, or has no other request."""
+        """Return True if the project stays within its limit, or has no other request."""
         own = self._by_project.get(project, 0)
         return own <= held or own + size <= self.max_bytes * 3 / 4
 
     def _is_before(self, waiter: "_Waiter", project: str) -> bool:
-        """Return True if a new request of a project waits behind this one, which lacks memory of both."""
+        """Return True if a new request of a project must wait behind this one.
+
+        A request that waits only for memory of its own project lets requests of other projects pass.
+        """
         return waiter.project == project or self._fits_project(waiter.project, waiter.size, waiter.held)
 
     def _count(self, project: str, size: int) -> None:

@@ -1,4 +1,4 @@
-"""API keys as a store has them. The keys themselves are not stored, only their SHA-256."""
+"""The API keys in a store. The keys themselves are not stored, only their SHA-256."""
 
 import hashlib
 import secrets
@@ -12,7 +12,7 @@ _ID_BYTES = 12
 
 
 def compute_digest(key: bytes) -> bytes:
-    """Return the digest under which a key is stored. Keys are random, so that a fast hash is enough."""
+    """Return the digest under which a key is stored. Keys are random, so a fast hash is enough."""
     return hashlib.sha256(key).digest()
 
 

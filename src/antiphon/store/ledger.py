@@ -133,7 +133,7 @@ class SqliteLedger(SqliteThread):
             connection.close()
         else:
             # SQLite would delete the log of another file. The thread keeps the connection open until the process ends.
-            threading.Thread(target=_wait_for_ever, args=(connection,), name="lost-ledger", daemon=True).start()
+            threading.Thread(target=_wait_forever, args=(connection,), name="lost-ledger", daemon=True).start()
 
     def _begin(self) -> sqlite3.Connection:
         """Return the connection in a new transaction. Raises StoreLost if the files cannot take it."""
@@ -228,7 +228,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, DatabaseFiles]:
     return connection, files
 
 
-def _wait_for_ever(_: sqlite3.Connection) -> None:
+def _wait_forever(_: sqlite3.Connection) -> None:
     threading.Event().wait()
 
 

@@ -11,28 +11,27 @@ from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
-# A run whose attempts have ended with their process this often may be the cause. Such runs are claimed one at a time.
+# A run whose process has died during this number of attempts may be the cause. Such runs are claimed one at a time.
 SUSPECT_INTERRUPTIONS = 2
 
 
 class StoreLimits(NamedTuple):
-    """Limits of a store on disk, in bytes.
+    """Limits of a store on disk.
 
-    `min_free_bytes`: free space below which the store reports a full disk. `wal_bytes`: size of the write-ahead log
-    beyond which it is truncated. `chain_cache_bytes`: memory for the decoded responses of chains.
-
-    For PostgreSQL: `connections` is the number of connections for reading. `listen_url` leads to the server if the URL
-    of the store leads to a connection pooler.
-
-    The others are numbers of objects of a project, of parts of an upload, and of files of a vector store. They are the
-    defaults of the settings with the same names.
+    The limits that begin with `max_` are numbers of objects of a project, of parts of an upload, and of files of a
+    vector store. They are the defaults of the settings with the same names.
     """
 
     min_free_bytes: int = 16 * 1024 * 1024
+    """Free space below which the store reports a full disk."""
     wal_bytes: int = 64 * 1024 * 1024
+    """Size of the write-ahead log beyond which it is truncated."""
     chain_cache_bytes: int = 32 * 1024 * 1024
+    """Memory for the decoded responses of chains."""
     connections: int = 8
+    """PostgreSQL: number of connections for reading."""
     listen_url: str = ""
+    """PostgreSQL: URL of the server, if the URL of the store leads to a connection pooler."""
     max_conversations: int = 1_000_000
     max_prompts: int = 10_000
     max_keys: int = 10_000
@@ -47,22 +46,24 @@ DEFAULT_LIMITS = StoreLimits()
 
 
 class RunLimits(NamedTuple):
-    """Limits for all processes together. None is no limit.
-
-    `concurrency` and `concurrency_per_project`: the number of runs in progress. `starts_per_minute`: the number of runs
-    that begin in any 60 seconds. Only the first attempt at a run is a start. `queued` and `queued_per_project`: the
-    number of runs that wait; more are not accepted. `concurrency_by_project` and `queued_by_project` have other numbers
-    for some projects. `queued_setting` names the setting of `queued_per_project` in errors.
-    """
+    """Limits for all processes together. None is no limit."""
 
     concurrency: int | None = None
+    """The number of runs in progress."""
     concurrency_per_project: int | None = None
+    """The number of runs in progress of each project."""
     starts_per_minute: int | None = None
+    """The number of runs that begin in any 60 seconds. Only the first attempt at a run is a start."""
     queued: int | None = None
+    """The number of runs that wait. More are not accepted."""
     queued_per_project: int | None = None
+    """The number of runs of each project that wait."""
     concurrency_by_project: Mapping[str, int] = MappingProxyType({})
+    """Other values of `concurrency_per_project` for some projects."""
     queued_by_project: Mapping[str, int] = MappingProxyType({})
+    """Other values of `queued_per_project` for some projects."""
     queued_setting: str = "background_queued_per_project"
+    """The name of the setting of `queued_per_project`, for errors."""
 
     @property
     def counts_waiting(self) -> bool:
@@ -106,7 +107,7 @@ class Admission:
         return self.starts_left is None or self.starts_left > 0
 
     def admit(self, project: str, *, attempt: int) -> bool:
-        """Count a run with so many earlier attempts as taken. Return False if it exceeds a limit."""
+        """Count a run as taken. Return False if it exceeds a limit. `attempt` is the number of earlier attempts."""
         is_start = attempt == 0
         if self.room <= 0 or project in self.full_projects or (is_start and not self.allows_starts):
             return False

@@ -5,7 +5,7 @@ from antiphon.store.sql_steps import SqlStep, Steps
 
 
 def check_number(number: int, maximum: int, objects: str, *, setting: str, hint: str = "Delete some first.") -> None:
-    """Raise RateLimited if a project has so many objects that it cannot get another one."""
+    """Raise RateLimited if a project has the maximum number of objects."""
     if number >= maximum:
         raise RateLimited(
             f"This project has {number} {objects}, and at most {maximum} are allowed (setting {setting}). {hint}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.errors import StoreUnavailable
 
-# Time for which the result of a check is used again, and the time to wait for a check.
+# Time for which the result of a check is reused, and maximum time to wait for a check.
 CHECK_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 5.0
 
@@ -49,7 +49,7 @@ class WriterCheck:
     async def run(self, start: Callable[[], asyncio.Future[Any]], failure: StoreUnavailable | None) -> None:
         """Wait for the check that `start` begins, or for a recent one. Raises StoreUnavailable.
 
-        `failure` is the error of the last write. A check that succeeded before it is not used again.
+        `failure` is the error of the last write. A check that succeeded before that error is not reused.
         """
         check = self._running
         if check is None or (check.done() and not self._is_recent(check, failure)):

@@ -9,7 +9,8 @@ AnswerQuestion = Callable[[bytes], Awaitable[bytes]]
 class PeersUnresponsive(Exception):
     """A process that may have the answer to a question does not answer.
 
-    `seconds` is the time since its last answer was due. If there are several, it is that of the last one to fail.
+    `seconds` is the time since its last answer was due. If there are several such processes, it is the time of the last
+    one that failed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -23,7 +24,7 @@ class PeerLink(Protocol):
     answers: dict[str, AnswerQuestion]
 
     async def ask(self, kind: str, payload: bytes = b"") -> list[bytes]:
-        """Return an answer that is not empty, or several. Return none if no process has one.
+        """Return one or more answers that are not empty. Return none if no process has one.
 
         Raises PeersUnresponsive if none of those that answer has one, and others do not answer.
         """

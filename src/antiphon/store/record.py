@@ -27,7 +27,7 @@ from antiphon.store.item_offsets import report_unknown_item
 
 logger = logging.getLogger(__name__)
 
-# Errors when stored data is decoded: it is no JSON, its text is no UTF-8, or a column has a value of another type.
+# Errors of decoding stored data: invalid JSON, text that is not UTF-8, or a column with a value of another type.
 DAMAGE = (InvalidRequest, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 
 # Maximum size of a page of items, unless one item is larger.
@@ -133,7 +133,10 @@ def unpack_item(item_id: str, response_id: str, input_items: bytes, output_items
 def unpack_named_items(
     item_ids: Collection[str], response_id: str, input_items: bytes, output_items: bytes, *, lossless: bool = False
 ) -> dict[str, Item | Unknown]:
-    """Return those of the items that are in the input or the output of a response. The first with an id counts."""
+    """Return those of the items that are in the input or the output of a response.
+
+    Of several with one id, return the first.
+    """
     subject = f"response {response_id}"
     decode = decode_items_lossless if lossless else decode_items
     found: dict[str, Item | Unknown] = {}

@@ -225,6 +225,6 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _copy(items: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return items that do not change with the originals."""
+    """Return copies of items, nested values included."""
     copied: list[JsonObject] = msgspec.json.decode(msgspec.json.encode(items))
     return copied

@@ -27,7 +27,7 @@ from antiphon.store.record import (
 )
 from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps, Variants
 
-# Locks the row until the end of the transaction, also if it is new.
+# Locks the row until the end of the transaction, even if it is new.
 COUNT = """
 INSERT INTO conversation_counts AS counts (project, number) VALUES (?, 0)
 ON CONFLICT (project) DO UPDATE SET number = counts.number RETURNING number
@@ -340,7 +340,7 @@ async def _unpack_page(conversation_id: str, page: tuple[list[bytes], bool] | in
 
 
 def _check_new(conversation_id: str, items: Sequence[ItemRecord], known_ids: Collection[str]) -> None:
-    """Raise InvalidRequest if the id of an item is known, or if two items have the same."""
+    """Raise InvalidRequest if the conversation has an item with one of the ids, or if two items have the same id."""
     taken = set(known_ids)
     for item in items:
         if item.id in taken:

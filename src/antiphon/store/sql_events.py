@@ -1,4 +1,7 @@
-"""The event log, as far as the SQL stores share it. A row has one batch of events, by the number of the last one."""
+"""The part of the event log that the SQL stores share.
+
+A row is one batch of events, identified by the number of its last event.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Deletion of expired responses and conversations, shared by the SQL stores. One process at a time does it."""
+"""Deletion of expired responses and conversations, shared by the SQL stores. One process at a time deletes them."""
 
 from collections.abc import Callable
 

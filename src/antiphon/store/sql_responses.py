@@ -290,7 +290,7 @@ def _pack(
     owner: str | None,
     events: tuple[int, Sequence[bytes]] | None,
 ) -> Sequence[Any]:
-    """Return the row of a response. If it has related rows, return also the other arguments of `_submit`."""
+    """Return the row of a response. If it has related rows, also return the other arguments of `_submit`."""
     row = (project, *pack_response(stored))
     foreign = find_foreign_items(stored)
     if conversation is None and owner is None and events is None and not foreign:

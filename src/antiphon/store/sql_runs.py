@@ -1,4 +1,4 @@
-"""The queue of background runs, as far as the SQL stores share it. Claims differ."""
+"""The part of the queue of background runs that the SQL stores share. Claims are in their own `runs.py`."""
 
 from collections.abc import Sequence
 

@@ -188,7 +188,7 @@ CONTAINER_FILES = Table(
     ),
     "project, container_id, id",
 )
-# Not a table of SQLite, which has contents in files. A content has a row for each piece, and an empty one has one.
+# Not a table of SQLite, where contents are files. A content has one row for each piece, and at least one.
 CONTENTS = Table("contents", (Column("id"), Column("piece", "integer"), Column("data", "bytes")), "id, piece", True, 8)
 CHUNKS = Table(
     "chunks",
@@ -421,7 +421,7 @@ def _encode_row(table: Table, row: Sequence[Any]) -> bytes:
 
 
 def _encode_value(column: Column, value: Any) -> tuple[str, Any]:
-    """Return the name and the value of a field. JSON that is damaged is encoded like bytes, so that nothing is lost."""
+    """Return the name and the value of a field. Damaged JSON is encoded like bytes, so that nothing is lost."""
     if column.kind == "boolean":
         return column.name, bool(value)
     if column.kind == "number" and isinstance(value, float) and value.is_integer():

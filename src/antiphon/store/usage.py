@@ -1,4 +1,4 @@
-"""Usage, projects and the counts of rate limits, as a store has them."""
+"""Usage, projects and the counts of rate limits in a store."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -111,7 +111,7 @@ def find_next_month(now: float) -> int:
 
 
 def total_by_month(rows: Sequence[UsageRow]) -> list[tuple[int, str, str, int, float]]:
-    """Return the month, the project, the key, the tokens and the cost of usage, each key and month once, in order."""
+    """Return the month, the project, the key, the tokens and the cost of usage: one row per key and month, in order."""
     totals: dict[tuple[int, str, str], tuple[int, float]] = {}
     for row in rows:
         key = find_month(row.started_at), row.project, row.key_id

@@ -471,7 +471,7 @@ class Composer:
 
     def _close(self, draft: OpenDraft, ending: Ending) -> list[Event]:
         closed = self._output[draft.output_index] = close_draft(draft, ending)
-        self._text_size += draft.take_size()  # after the end: its text is joined only once
+        self._text_size += draft.take_size()  # after the end, so that its text is joined only once
         return list(closed.ending)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {

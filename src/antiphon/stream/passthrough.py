@@ -65,7 +65,7 @@ class PassthroughDraft(Draft):
         self._pieces = []
 
     def read_event(self, event: Unknown) -> None:
-        """Collect a field that is written in pieces, in case that the item is cut off before its final form."""
+        """Collect a field that is written in pieces, in case the item is cut off before its final form."""
         if self._written_field is not None:
             piece = msgspec.json.decode(event.raw, type=_DeltaEvent).delta
             if isinstance(piece, str):

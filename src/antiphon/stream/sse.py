@@ -42,7 +42,7 @@ _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 _HIGH_SURROGATE = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW_SURROGATE = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# An escaped backslash is matched first: the characters after it are no escape.
+# An escaped backslash is matched first: the characters after it are not an escape.
 _ESCAPE = re.compile(
     rb'\\\\|%b%b|(?P<open>%b)(?=")|(?P<lone>%b|%b)'
     % (_HIGH_SURROGATE, _LOW_SURROGATE, _HIGH_SURROGATE, _HIGH_SURROGATE, _LOW_SURROGATE)

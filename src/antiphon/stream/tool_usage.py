@@ -23,7 +23,7 @@ def make_tool_usage() -> JsonObject:
 
 
 def add_tool_usage(current: JsonObject | None, added: deltas.ToolUsage) -> JsonObject:
-    """Return a new usage with another one added. Numbers of an endpoint that are missing count as zero."""
+    """Return the sum of two usages. Numbers that an endpoint has not reported count as zero."""
     usage = make_tool_usage() if current is None else current
     images = usage["image_gen"]
     return {

@@ -31,32 +31,34 @@ _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class RunContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True):
-    """The context of a run, for dynamic instructions, dynamic tool lists, hooks and tools.
-
-    `deps` is the object that was passed to the run. `agent` is the name of the agent. `turn` is the number of the
-    current turn, from 1. `usage` and `history` are those of the run so far. Do not change the history.
-    """
+    """The context of a run, for dynamic instructions, dynamic tool lists, hooks and tools."""
 
     run_id: str
     deps: DepsT_co = None  # type: ignore[assignment]  # a run without deps has the type None for them
+    """The object that was passed to the run."""
     agent: str = ""
+    """The name of the agent."""
     turn: int = 0
+    """The number of the current turn, from 1."""
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    """The usage of the run so far."""
     history: Sequence[dict[str, Any]] = ()
+    """The items of the run so far. Do not change them."""
 
 
 class ToolContext(RunContext[DepsT_co], Generic[DepsT_co], frozen=True, kw_only=True):
-    """The context of a tool call.
-
-    `idempotency_key` is the same for every attempt at this call. A tool with side effects passes it on to the service
-    that it calls. `report` shows a progress message to observers of the run; it can be called from any thread. `emit`
-    adds an event to the stream of the run; it is for subagents.
-    """
+    """The context of a tool call."""
 
     call_id: str
     idempotency_key: str
+    """The same key for every attempt at this call.
+
+    A tool with side effects passes it on to the service that it calls.
+    """
     report: Callable[[str], None] = lambda _: None
+    """Shows a progress message to observers of the run. It can be called from any thread."""
     emit: Callable[[Any], None] = lambda _: None
+    """Adds an event to the stream of the run. It is for subagents."""
 
 
 class UsageCost(Struct, frozen=True):
@@ -75,47 +77,53 @@ class UsageCost(Struct, frozen=True):
 
 
 class ToolResult(Struct, frozen=True):
-    """The output of a tool call as the model reads it: a text, or content parts of the Responses API.
-
-    A tool that calls models itself returns their usage in `spent`, and the number of their tool calls in `tool_calls`.
-    Both count against the limits of the run. `may_have_happened` is set with an error if the call may have had its
-    effect nevertheless, for example after a timeout. If the model repeats the call, it has the same idempotency key.
-    """
+    """The output of a tool call."""
 
     output: str | list[dict[str, Any]]
+    """The text, or content parts of the Responses API, that the model reads."""
     is_error: bool = False
     spent: UsageCost | None = None
+    """The usage of models that the tool itself has called. It counts against the limits of the run."""
     tool_calls: int = 0
+    """The number of their tool calls. They count against the limits of the run."""
     may_have_happened: bool = False
+    """Set with an error if the call may still have had its effect, for example after a timeout.
+
+    If the model repeats the call, it has the same idempotency key.
+    """
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """A tool that can be offered to a model and called.
-
-    `parameters` is its JSON Schema, in strict form if `strict` is set. `invoke` gets the arguments as the text that
-    the model wrote; it may raise, and may be cancelled. `timeout` is in seconds for each attempt. `retries` is the
-    number of further attempts after an exception or a timeout. `concurrency` limits parallel calls. `needs_approval`
-    applies to all calls, or depends on the arguments. `repeatable` permits repeated calls with the same arguments, for
-    example for the current time; without it they count as a loop. The result of a `final` tool, unless it is an error,
-    is the final answer of the run.
-    """
+    """A tool that can be offered to a model and called."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    """The JSON Schema of the arguments, in strict form if `strict` is set."""
     invoke: Callable[[str, ToolContext[Any]], Awaitable[ToolResult]]
+    """Gets the arguments as the text that the model wrote. It may raise, and may be cancelled."""
     strict: bool = True
     timeout: float | None = None
+    """Time limit of each attempt, in seconds."""
     retries: int = 0
+    """Number of further attempts after an exception or a timeout."""
     concurrency: int | None = None
+    """Maximum number of parallel calls."""
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False
+    """Require approval of all calls, or depending on the arguments."""
     on_interrupt: OnInterrupt = "ask"
+    """Handling of a call that was interrupted: ask a person, retry the call, or tell the model."""
     repeatable: bool = False
+    """Permit repeated calls with the same arguments, for example for the current time.
+
+    Without it they count as a loop.
+    """
     final: bool = False
+    """The result is the final answer of the run, unless it is an error."""
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        # Not every program is checked by a type checker.
+        # Not every program uses a type checker.
         timeout, retries, concurrency = (getattr(self, each) for each in ("timeout", "retries", "concurrency"))
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # also for NaN
             raise ConfigError(f"The timeout of the tool '{self.name}' must be a number of seconds, more than 0.")

@@ -32,13 +32,13 @@ _abandoned: set[asyncio.Task[ToolResult]] = set()
 
 
 class CallObserver:
-    """Receives what happens to a call."""
+    """Receives the steps of a call."""
 
     async def begin(self) -> None:
         """Called before each attempt. If it raises, the tool is not called."""
 
     def give_up(self) -> None:
-        """Called if the tool does not stop when it is cancelled. It is left running, and its result is lost."""
+        """Called if the tool does not stop when it is cancelled. The tool keeps running, and its result is lost."""
 
 
 class Executor:
@@ -111,7 +111,7 @@ def replace_unsupported(value: Any) -> Any:
 
 
 class _RetryableError(Exception):
-    """A failed attempt that may succeed when it is repeated. Its effect may have happened nevertheless."""
+    """A failed attempt that may succeed when it is repeated. Its effect may still have happened."""
 
     def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
         super().__init__(message)
@@ -180,7 +180,7 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext[Any]
 
 
 async def _stop(tool: Tool, work: asyncio.Task[ToolResult]) -> bool:
-    """Cancel a call. Return False if it goes on nevertheless."""
+    """Cancel a call. Return False if it continues to run."""
     work.cancel()
     seconds = getattr(tool.invoke, "stop_seconds", STOP_SECONDS)
     # The caller may be cancelled again meanwhile. It still waits, but never longer than this.
@@ -217,7 +217,8 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
         # This task was not cancelled: the tool cancelled a task of its own.
         raise _RetryableError(CANCELLED_ITSELF) from None
     except BaseException as error:
-        # Extension modules raise panics that are no Exception, and programs call sys.exit. Neither ends the run.
+        # Some extension modules raise panics that do not derive from Exception, and tools may call sys.exit. Neither
+        # ends the run.
         logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
         message = f"{type(error).__name__}: {_describe_exception(error)}"
         raise _RetryableError(message, may_have_happened=getattr(error, "may_have_happened", False) is True) from None

@@ -209,7 +209,7 @@ class _Signature:
 
 
 def _is_context(kind: Any) -> bool:
-    """Return True for RunContext and ToolContext, also with the type of the deps."""
+    """Return True for RunContext and ToolContext, even with the type of the deps."""
     plain = typing.get_origin(kind) or kind
     return isinstance(plain, type) and issubclass(plain, RunContext)
 

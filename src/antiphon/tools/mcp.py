@@ -45,29 +45,34 @@ _DEFAULT_TIMEOUT = 300.0
 
 
 class McpOptions(TypedDict, total=False):
-    """Options for the tools of a server. They use the tool names of the server.
-
-    `prefix` is put before each name, so that the tools of two servers do not collide. `allow` are the tools to offer.
-    Default: all. `timeout` is in seconds, for every tool or by name. None means no limit; the default is 300.
-    `needs_approval` applies to all tools, to the named ones, to those that the server does not declare harmless
-    ("destructive"), or depends on the name and the arguments. `retries`, `on_interrupt` and `repeatable` are those of
-    `Tool`, for every tool or by name. Their defaults come from the annotations of the server. With `resource_tools` and
-    `prompt_tools`, there are further tools that list and read the resources and the prompts of the server.
-    `on_elicitation` answers questions of the server to the user, `on_sampling` its requests for an answer of a model.
-    Without them such requests are refused.
-    """
+    """Options for the tools of a server. They use the tool names of the server."""
 
     prefix: str
+    """A text before each name, so that the tools of two servers do not collide."""
     allow: Collection[str]
+    """The tools to offer. Default: all."""
     timeout: float | Mapping[str, float] | None
+    """Time limit of a call in seconds, for every tool or by name. None means no limit; the default is 300."""
     needs_approval: bool | Literal["destructive"] | Collection[str] | Callable[[str, Mapping[str, Any]], bool]
+    """The calls that need approval.
+
+    True: all. Names: those of these tools. "destructive": those of tools that the server does not declare harmless. Or
+    a function of the name and the arguments decides.
+    """
     retries: int | Mapping[str, int]
+    """As in `Tool`, for every tool or by name. Default: 0."""
     on_interrupt: OnInterrupt | Mapping[str, OnInterrupt]
+    """As in `Tool`, for every tool or by name. The default comes from the annotations of the server."""
     repeatable: bool | Collection[str]
+    """As in `Tool`, for every tool or by name. The default comes from the annotations of the server."""
     resource_tools: bool
+    """Add tools that list and read the resources of the server."""
     prompt_tools: bool
+    """Add tools that list and read the prompts of the server."""
     on_elicitation: OnElicitation | None
+    """Answers questions of the server to the user. Without it they are refused."""
     on_sampling: OnSampling | None
+    """Answers requests of the server for an answer of a model. Without it they are refused."""
 
 
 class McpServer:
@@ -196,7 +201,7 @@ class McpServer:
         parameters = {"type": "object", "properties": {}} | listed.input_schema
         timeout = self._options.get("timeout", _DEFAULT_TIMEOUT)
         hints = listed.annotations
-        # A call that changes nothing, or nothing more than once, can be made again.
+        # A call that changes nothing, or that changes nothing more when repeated, can be made again.
         is_idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         repeatable = self._options.get("repeatable", is_idempotent)
         retries = self._find_option("retries", listed.name, 0)

@@ -1,7 +1,7 @@
 """HTTP of the `mcp` package. Imported only when a connection is opened.
 
-With rules, each request of that package, also one after a redirect, goes through `OutboundClient`, which checks the
-address.
+With rules, each request of that package goes through `OutboundClient`, which checks the address. This includes requests
+after a redirect.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class MessageSize:
 
     def has_too_many_values(self) -> bool:
         """Return True if the message has too many values. Events that have ended are forgotten."""
-        # Separators in strings are no values. They are skipped only when there are many, because this takes longer.
+        # Separators in strings are not values. They are skipped only when there are many, because this takes longer.
         if self._separators > self._next_check:
             if has_more_values(bytes(self._received), MAX_VALUES):
                 return True

@@ -49,7 +49,7 @@ class McpSampling(Struct, frozen=True, kw_only=True):
 
 
 class _UnsupportedRequest(Exception):
-    """A request of a server that has no form here. The server reads the message."""
+    """A request of a server that Antiphon cannot represent. The server reads the message."""
 
 
 OnElicitation: TypeAlias = Callable[[McpElicitation], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]

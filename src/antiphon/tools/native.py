@@ -36,7 +36,7 @@ CALL_TYPES = {
 MAX_OUTPUT_LENGTH = 100_000
 """The number of characters of each output of a command, if the model does not state it."""
 
-# A transparent picture of one pixel. An output of a computer call needs a picture, also if there is none.
+# A transparent picture of one pixel: the output of a computer call must have a picture, even after an error.
 _NO_PICTURE = (
     "data:image/png;base64,"
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="

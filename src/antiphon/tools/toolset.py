@@ -94,7 +94,7 @@ class Toolset:
         return self._apply(list_fixed(self._members))
 
     async def load_tools(self, context: RunContext[Any]) -> list[AnyTool]:
-        """Return the tools for the next turn. Raises ConfigError for a member that is no tool."""
+        """Return the tools for the next turn. Raises ConfigError for a member that is not a tool."""
         members = self._members
         if self._make is not None:
             members = check_members(await call_callback(self._make, context))

@@ -28,8 +28,8 @@ _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.IGNORECASE)
 _DOTS = re.compile("[\u3002\uff0e\uff61]")  # other signs that count as a dot in a host name
 _MAX_URL_LENGTH = 16 * 1024
 
-# Names that resolve to this host or in its own network only: RFC 6761, RFC 6762 (appendix G), RFC 8375, and names of
-# cloud and container networks. A name without a dot is local as well.
+# Names that resolve to this host, or only within its own network: RFC 6761, RFC 6762 (appendix G), RFC 8375, and names
+# of cloud and container networks. A name without a dot is local as well.
 _LOCAL_DOMAINS = (
     "localhost", "localhost6", "localdomain", "localdomain6", "local", "internal", "intranet", "private", "corp",
     "home", "home.arpa", "lan", "svc", "ip6-localhost", "ip6-loopback", "in-addr.arpa", "ip6.arpa",
@@ -114,7 +114,7 @@ class OutboundRules(msgspec.Struct, frozen=True):
         return not any(map(_is_private, (address, *embedded)))
 
     def _is_allowed_as_decimal(self, host: str) -> bool:
-        """Check an address with leading zeros also as decimal: programs disagree about 010.0.0.1."""
+        """Check an address with leading zeros as decimal, too: programs disagree about 010.0.0.1."""
         parts = [part.lstrip("0") or "0" for part in host.split(".")]
         try:
             return self.is_address_allowed(IPv4Address(".".join(parts)))

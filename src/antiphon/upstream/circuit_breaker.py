@@ -7,7 +7,7 @@ A request can cause an error of the upstream, so not every failure shows that th
   project.
 - If they come from at least two projects, they pause the requests of all projects for a short time.
 
-A success, or an answer that rejects a request, ends the row.
+A success, or an answer that rejects a request, resets the count.
 """
 
 import logging
@@ -174,7 +174,7 @@ class CircuitBreaker:
 
 
 class CallGuard:
-    """The context manager of `CircuitBreaker.guard`. It costs a third of a generator.
+    """The context manager of `CircuitBreaker.guard`. A generator would cost three times as much.
 
     `request` is set by the call, to the body that identifies it.
     """

@@ -28,7 +28,7 @@ from antiphon.upstream.whole_answers import WholeAnswers
 DRAIN_SECONDS = 1.0
 
 MAX_BODY_SIZE = 64 * 1024 * 1024
-"""Limit for a response that is no answer of a model, such as a list of models."""
+"""Limit for a response that is not an answer of a model, such as a list of models."""
 
 _PUBLIC_HEADERS = frozenset(
     {"accept", "anthropic-version", "anthropic-beta", "content-type", "openai-beta", "user-agent"}
@@ -282,7 +282,7 @@ class UpstreamClient:
 
 
 class _Answer:
-    """The deltas of an answer. `first` are those that have arrived already. `whole` are all if these are all."""
+    """The deltas of an answer. `first` has those that have arrived, and `whole` the same if these are all."""
 
     def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta], slot: Slot | None) -> None:
         self._client = client
@@ -350,7 +350,7 @@ class _Answer:
             self._client.release(self._stream, self._slot)
 
     def __del__(self) -> None:
-        # An answer that was dropped without `aclose` must not hold its connection and slot.
+        # An answer that was garbage collected without `aclose` must not hold its connection and slot.
         if not self._is_closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._client.release, self._stream, self._slot)
 

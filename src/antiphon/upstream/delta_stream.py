@@ -113,7 +113,7 @@ class DeltaStream:
         self._event_count = 0
         self._quiet_since: float | None = None  # time of the first read without deltas since the last delta
         self._decoder: SseDecoder | None = None
-        self._body = bytearray()  # of a response that is no event stream
+        self._body = bytearray()  # of a response that is not an event stream
         self._repairer = SurrogateRepairer()
         self._text_reader = reader if isinstance(reader, PlainAnswerReader) else None
         self._failure: AntiphonError | None = None
@@ -212,7 +212,7 @@ class DeltaStream:
         return self._finish(deltas)
 
     def _collect(self, chunk: bytes) -> Sequence[Delta]:
-        """Collect a body that is no event stream, and read it when it is complete."""
+        """Collect a body that is not an event stream, and read it when it is complete."""
         self._body += chunk
         if chunk and not self.response.is_exhausted:
             return ()
@@ -358,7 +358,7 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _check_value_count(data: bytes) -> None:
-    """Raise if a JSON text has so many values that decoding it fills the memory. Signs in strings count, too."""
+    """Raise if a JSON text has more than the maximum number of values. Separators within strings count, too."""
     if len(data) > MAX_JSON_VALUES and sum(map(data.count, b",[{")) > MAX_JSON_VALUES:
         raise UpstreamError(f"The upstream's answer has more than {MAX_JSON_VALUES} JSON values.", code=REFUSED)
 

@@ -301,7 +301,7 @@ class HttpResponse:
             connection.drain(seconds, MAX_UNREAD_SIZE)
 
     def __del__(self) -> None:
-        # A response that was dropped must not hold its connection. This may run in any thread.
+        # A response that was garbage collected must not hold its connection. This may run in any thread.
         if self._connection is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._connection.abort)
 

@@ -12,45 +12,42 @@ Retries = Annotated[int, Meta(ge=0, le=100)]
 
 
 class UpstreamOptions(Struct, kw_only=True):
-    """The options of a backend that calls another server. A backend kind adds its own in a subclass.
-
-    `base_url` includes the API version, as in http://127.0.0.1:8000/v1. `headers` and `query` are added to every
-    request. If `models` is set, only these are served, and the upstream's list is not requested. `context_window`
-    overrides the upstream's value for all models.
-
-    `first_token_timeout` runs from the request to the first delta. `idle_timeout` is the longest time without a delta
-    after that. Keepalives do not count. `request_retries` are for requests without a response, `stream_retries` for
-    responses that break off before the first delta. After the first delta nothing is retried.
-
-    With `trust_env`, requests go through the proxies that `HTTP_PROXY` and `HTTPS_PROXY` name, except for hosts in
-    `NO_PROXY`.
-
-    With `always_stream`, all turns are streamed; else only those that a client reads as a stream. `answer_timeout` is
-    for an answer that is not streamed, and is twice `first_token_timeout` if it is not set.
-    """
+    """The options of a backend that calls another server. A backend kind adds its own in a subclass."""
 
     base_url: str
+    """The address with the API version, as in http://127.0.0.1:8000/v1."""
     api_key: str | None = None
     headers: dict[str, str] = {}
+    """Headers of every request."""
     query: dict[str, str] = {}
+    """Query parameters of every request."""
     models: list[Annotated[str, Meta(min_length=1)]] | None = None
+    """Serve only these models, and do not request the upstream's list."""
     context_window: Annotated[int, Meta(ge=1)] | None = None
+    """Overrides the upstream's value for all models."""
     connect_timeout: Seconds = 10.0
     first_token_timeout: Seconds = 300.0
+    """Time from the request to the first delta."""
     idle_timeout: Seconds = 300.0
+    """Longest time without a delta after the first one. Keepalives do not count."""
     answer_timeout: Seconds | None = None
+    """Time for an answer that is not streamed. The default is twice `first_token_timeout`."""
     always_stream: bool = False
+    """Stream all turns, not only those that a client reads as a stream."""
     request_retries: Retries = 4
+    """Number of retries of a request without a response."""
     stream_retries: Retries = 5
+    """Number of retries of a response that breaks off before the first delta. Later nothing is retried."""
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
     verify_tls: bool = True
     trust_env: bool = False
+    """Use the proxies in `HTTP_PROXY` and `HTTPS_PROXY`, except for hosts in `NO_PROXY`."""
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/")
 
     def __repr__(self) -> str:
-        """Show all options but the values of `api_key`, `headers` and `query`, which may contain keys."""
+        """Show all options, but not the values of `api_key`, `headers` and `query`, which may contain keys."""
         hidden = {
             "api_key": "None" if self.api_key is None else "'***'",
             "headers": f"<{', '.join(self.headers)}>",

@@ -1,8 +1,8 @@
 """The client for URLs of clients: media, files, MCP servers and web pages.
 
 A client must not use this server to reach a service of its private network. `OutboundRules` decides by the URL. This
-module also resolves the host name, checks every address, and connects only to an address that was checked, so a name
-whose address changes in between gains nothing. Each redirect is checked in the same way. No proxy is used: it would
+module also resolves the host name, checks every address, and connects only to a checked address, so a name whose
+address changes in between cannot pass the check. Each redirect is checked in the same way. No proxy is used: it would
 resolve the names itself.
 """
 
@@ -38,7 +38,7 @@ _MAX_POOLS = 64
 MAX_COMPRESSION_RATIO = 100
 """Largest allowed ratio of the decoded to the received size of a compressed body."""
 
-# Bodies below this size may have any ratio: a short text of one repeated character is no attack.
+# Bodies below this size may have any ratio: a short text of one repeated character is not an attack.
 _UNCHECKED_SIZE = 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
@@ -119,7 +119,7 @@ class OutboundClient:
         body: bytes | None = None,
         deadline: float = math.inf,
     ) -> HttpResponse:
-        """Send a request and return the response with any status, also a redirect. Raises OutboundError.
+        """Send a request and return the response with any status, including a redirect. Raises OutboundError.
 
         Only GET and HEAD are sent again if the server closes an idle connection. `deadline` is a time of the loop.
         Close the response at the end.
@@ -270,7 +270,7 @@ def _make_size_error(max_bytes: int) -> OutboundError:
 
 
 def map_outbound_error(error: UpstreamError) -> OutboundError:
-    """Return an error of the HTTP client as one of a URL, whose server is no upstream."""
+    """Return the error for a URL of a client. The HTTP client describes every server as an upstream."""
     message = error.message.replace("The upstream", "The server").replace("the upstream", "the server")
     kind = OutboundTimeout if isinstance(error, UpstreamTimeout) else OutboundError
     return kind(message, code=error.code)

@@ -1,7 +1,8 @@
 """Redaction: remove keys, host names and addresses of upstreams from texts that clients see.
 
-`UpstreamClient.secrets` has the strings of an upstream that are removed in addition to known formats: as they are, and
-as a server may repeat them in an error: URL-encoded, escaped in JSON or HTML, in base64, in hexadecimal, or reversed.
+Known formats of keys are always removed. The strings in `UpstreamClient.secrets` are removed too: unchanged, and in the
+forms in which a server may repeat them in an error (URL-encoded, escaped in JSON or HTML, in base64, in hexadecimal, or
+reversed).
 """
 
 import functools

@@ -149,7 +149,7 @@ def estimate_output_usage(
 
 
 def estimate_payload_usage(request: JsonObject, items: Iterable[JsonObject], output: Iterable[JsonObject]) -> Usage:
-    """Estimate the usage of a turn from JSON. `items` is the whole context, also if the server stores a part of it."""
+    """Estimate the usage of a turn from JSON. `items` is the whole context, even if the server stores a part of it."""
     return _make_estimate(estimate_payload_tokens(request, items), _estimate_output(output))
 
 

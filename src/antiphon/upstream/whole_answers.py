@@ -54,7 +54,8 @@ class WholeAnswers:
         self._streaming_until[project] = self._now() + STREAMING_SECONDS
         remove_oldest(self._streaming_until, _MAX_PROJECTS)
         logger.warning(
-            "backend %s: no answer without streaming: %s Streaming for the next hour; `always_stream` does so always.",
+            "backend %s: an answer without streaming failed: %s Answers of this project are streamed for the next "
+            "hour. To stream all answers, set always_stream.",
             self._name,
             error.message,
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.chat_completions.backend import Options, check_quirks
+from antiphon.backends.chat_completions.backend import ChatCompletionsOptions, check_quirks
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
 from antiphon.errors import ConfigError
 
@@ -59,7 +59,7 @@ def test_configured_server_overrides_host() -> None:
 
 
 def test_configured_quirks_override_rules_then_patterns() -> None:
-    options = Options(
+    options = ChatCompletionsOptions(
         base_url="https://api.mistral.ai/v1",
         quirks={"call_ids": "any", "stream_usage": True, "separate_outputs": False},
         model_quirks={"Magistral-*": {"thinking_open": True, "call_ids": "short"}},
@@ -81,5 +81,5 @@ def test_configured_quirks_override_rules_then_patterns() -> None:
 )
 def test_unknown_quirk_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_quirks(Options(base_url=ANYWHERE, **options), name="up")
+        check_quirks(ChatCompletionsOptions(base_url=ANYWHERE, **options), name="up")
     assert caught.value.message == message

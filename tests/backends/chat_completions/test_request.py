@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
-from antiphon.backends.chat_completions.request import list_ignored, make_body
+from antiphon.backends.chat_completions.request import list_ignored_params, make_body
 from support.chat_messages import make_turn, write
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}
@@ -194,12 +194,12 @@ WISHES: dict[str, Any] = {
 )  # fmt: skip
 def test_ignored_parameters_are_listed(model: str, server: str | None, ignored: list[str]) -> None:
     quirks = find_quirks(model, "http://127.0.0.1/v1", server=server)
-    assert list_ignored(make_turn(**WISHES).request, quirks) == ignored
+    assert list_ignored_params(make_turn(**WISHES).request, quirks) == ignored
 
 
 @pytest.mark.parametrize("requested", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
 def test_default_values_are_not_listed_as_ignored(requested: dict[str, Any]) -> None:
-    assert list_ignored(make_turn(**requested).request, Quirks()) == []
+    assert list_ignored_params(make_turn(**requested).request, Quirks()) == []
 
 
 def test_shared_tools_are_written_for_each_choice() -> None:

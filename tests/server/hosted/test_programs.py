@@ -13,7 +13,7 @@ pytest.importorskip("mcp")
 from antiphon.engine.serve.hosted.call_runner import UNKNOWN_OUTCOME
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.tools.hosted.base import HostedSetup
-from antiphon.tools.hosted.program.tool import ProgrammaticToolCalling
+from antiphon.tools.hosted.program.tool import ProgramHostedTool
 from antiphon.tools.hosted.registry import HostedTools
 from support.crashing_server import KillableServer, wait_until
 from support.live_server import LiveServer, make_settings
@@ -49,7 +49,7 @@ def make_script(code: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     settings = make_settings()
-    tools = HostedTools([ProgrammaticToolCalling(HostedSetup(settings=settings))])
+    tools = HostedTools([ProgramHostedTool(HostedSetup(settings=settings))])
     live = LiveServer(make_script(CODE), settings, hosted_tools=tools)
     yield live
     live.stop()

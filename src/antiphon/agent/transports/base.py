@@ -98,7 +98,7 @@ class ResponseCollector:
 
     @property
     def response(self) -> JsonObject | None:
-        """The response of the terminal event, also of a failed one."""
+        """The response of the terminal event, even of a failed one."""
         return self._response
 
     def finish(self) -> JsonObject:

@@ -31,7 +31,7 @@ _VERBOSITY_PROMPTS = {"low": "Keep your answers short.", "high": "Answer at leng
 _BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_768}
 _MIN_BUDGET = 1024
 _MIN_ANSWER_TOKENS = 512
-# The nearest effort that every model with efforts has.
+# The nearest effort that every model with efforts supports.
 _NEAREST_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 

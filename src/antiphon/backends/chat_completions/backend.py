@@ -12,7 +12,7 @@ from antiphon import offload
 from antiphon.backends.base import Capabilities, Turn, locate_config_error, read_options
 from antiphon.backends.chat_completions.quirks import Quirks, Server, find_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
-from antiphon.backends.chat_completions.request import list_ignored, make_body
+from antiphon.backends.chat_completions.request import list_ignored_params, make_body
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -22,7 +22,7 @@ from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.usage import estimate_usage
 
 
-class Options(UpstreamOptions, kw_only=True):
+class ChatCompletionsOptions(UpstreamOptions, kw_only=True):
     """The options of a Chat Completions upstream.
 
     `server` names the server program or service, if its address does not identify it. `quirks` override the built-in
@@ -41,7 +41,7 @@ class Options(UpstreamOptions, kw_only=True):
         )
 
 
-def check_quirks(options: Options, *, name: str) -> None:
+def check_quirks(options: ChatCompletionsOptions, *, name: str) -> None:
     """Raise `ConfigError` for unknown or invalid quirks. `name` is the backend's configured name."""
     prefix = f"backends.{name}"
     tables = {f"{prefix}.quirks": options.quirks}
@@ -59,7 +59,7 @@ _CACHED_MODELS = 256
 class ChatCompletionsBackend(UpstreamBackend):
     """A Chat Completions backend. Images, files and audio are forwarded: the server rejects unsupported ones."""
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(self, name: str, options: ChatCompletionsOptions) -> None:
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         super().__init__(name, options, headers=headers)
         self._options = options
@@ -75,11 +75,11 @@ class ChatCompletionsBackend(UpstreamBackend):
             logprobs=True,
             penalties=True,
             reasoning=True,
-            list_ignored=self._list_ignored,
+            list_ignored=self._list_ignored_params,
         )
 
-    def _list_ignored(self, request: CreateRequest, model: str) -> list[str]:
-        return list_ignored(request, self._find_quirks(model))
+    def _list_ignored_params(self, request: CreateRequest, model: str) -> list[str]:
+        return list_ignored_params(request, self._find_quirks(model))
 
     def stream(self, turn: Turn) -> Awaitable[Deltas]:
         return self._stream_large(turn) if offload.is_large() else self._stream(turn)
@@ -116,6 +116,6 @@ class ChatCompletionsBackend(UpstreamBackend):
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ChatCompletionsBackend:
     """Create the backend. The registry calls this."""
-    parsed = read_options(options, Options, name=name)
+    parsed = read_options(options, ChatCompletionsOptions, name=name)
     check_quirks(parsed, name=name)
     return ChatCompletionsBackend(name, parsed)

@@ -59,12 +59,12 @@ class _MessageBuilder:
 
     @functools.cached_property
     def _last_user_index(self) -> int:
-        """The index of the last user message. Reasoning before it belongs to a finished loop of calls."""
+        """The index of the last user message. Reasoning before that message belongs to a finished loop of calls."""
         return max((i for i, item in enumerate(self._items) if _is_user_message(item)), default=-1)
 
     @functools.cached_property
     def _follow_outputs(self) -> list[bool]:
-        """For each item, True if there is the output of a call between it and the user message before it."""
+        """For each item, True if an output of a call is between the item and the user message before it."""
         follow: list[bool] = []
         has_output = False
         for item in self._items:

@@ -16,45 +16,58 @@ Hint = Literal["prompt_cache_key", "prompt_cache_retention", "safety_identifier"
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requirements of one model on one server. The defaults suit most servers, and none rejects them.
-
-    `merge_system` puts all system and developer messages into one at the beginning. `alternate` merges consecutive user
-    messages. `separate_outputs` inserts an assistant message between tool outputs and a user message.
-    `replay_reasoning` selects the earlier assistant messages that are sent with their reasoning: those with
-    `calls` and those that follow their outputs, those of the unfinished `loop` of calls, `always` all, or `never` any.
-    `reasoning_field` is the field for it. With `calls`, messages without reasoning have `empty_reasoning` instead.
-    `reasoning_effort` is the field for the effort (`omit`: none),
-    and `effort_words` are the server's values for some efforts. `thinking_tags` extracts reasoning from a leading
-    `<think>`; with `thinking_open`, the answer starts inside it. `call_ids` may have `any` form, `short` (at most 40
-    characters) or `nine` letters and digits. Without `named_choice`, a tool that must be called is the only one sent.
-    `hints` are the hint fields that the server supports. With `keep_call_extras`, a call's `extra_content` is sent back
-    with it. `placeholder_signature` is sent with earlier calls that have no signature. With `always_stream`, the server
-    is never called without streaming.
-    """
+    """The requirements of one model on one server. The defaults suit most servers, and none rejects them."""
 
     system_role: Literal["system", "developer", "user"] = "system"
+    """The role of instructions, and of system and developer messages."""
     merge_system: bool = True
+    """Put all system and developer messages into one at the beginning."""
     alternate: bool = False
+    """Merge consecutive user messages."""
     separate_outputs: bool = False
+    """Insert an assistant message between tool outputs and a user message."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The field for the maximum number of output tokens."""
     reasoning_effort: Literal["omit", "reasoning_effort", "reasoning.effort"] = "omit"
+    """The field for the reasoning effort. `omit` sends none."""
     effort_words: dict[str, str] = {}
+    """The server's values for some efforts."""
     replay_reasoning: Literal["never", "loop", "calls", "always"] = "never"
+    """The earlier assistant messages that are sent with their reasoning.
+
+    `calls`: those with calls and those that follow their outputs. `loop`: those of the unfinished loop of calls.
+    `always`: all.
+    """
     empty_reasoning: str = ""
+    """With `replay_reasoning` set to `calls`: the reasoning of messages that have none."""
     reasoning_field: Literal["reasoning_content", "reasoning", "reasoning_details"] = "reasoning_content"
+    """The field for that reasoning."""
     thinking_tags: bool = True
+    """Extract reasoning from a leading `<think>`."""
     thinking_open: bool = False
+    """The answer starts inside of `<think>`."""
     call_ids: Literal["any", "short", "nine"] = "any"
+    """The form of call ids: `any`, `short` (at most 40 characters), or `nine` letters and digits."""
     named_choice: bool = True
+    """The server accepts the name of a tool in `tool_choice`. Otherwise a required tool is the only one sent."""
     keep_call_extras: bool = False
+    """Send the `extra_content` of a call back with it."""
     placeholder_signature: str = ""
+    """The signature of earlier calls that have none."""
     tool_images: bool = False
+    """Tool messages can contain images."""
     file_ids: bool = False
+    """The server accepts files by `file_id`."""
     file_urls: bool = False
+    """The server accepts files by `file_url`."""
     json_schema: bool = True
+    """The server enforces schemas."""
     stream_usage: bool = True
+    """Request the usage of a stream with `stream_options`."""
     always_stream: bool = False
+    """Never call the server without streaming."""
     hints: list[Hint] = []
+    """The hint fields that the server supports."""
 
 
 class _Rule(msgspec.Struct, frozen=True):

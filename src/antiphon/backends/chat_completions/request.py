@@ -116,7 +116,7 @@ def _write_hints(request: CreateRequest, quirks: Quirks) -> JsonObject:
     return {name: known[name] for name in quirks.hints if known[name] is not None}
 
 
-def list_ignored(request: CreateRequest, quirks: Quirks) -> list[str]:
+def list_ignored_params(request: CreateRequest, quirks: Quirks) -> list[str]:
     """Return the parameters of a request that are left out of its body."""
     ignored = [name for name in list_hint_parameters(request) if name.removeprefix("text.") not in quirks.hints]
     if quirks.reasoning_effort == "omit" and request.reasoning is not None and request.reasoning.effort is not None:

@@ -212,7 +212,7 @@ def decode_damaged_chunk(data: bytes) -> ChatChunk:
 
 
 def _has_decoded_arguments(chunk: ChatChunk) -> bool:
-    """Return True if a call has arguments that are no text."""
+    """Return True if a call has arguments that are not text."""
     for choice in chunk.choices or ():
         for message in (choice.delta, choice.message):
             if message is not None:
@@ -234,7 +234,7 @@ def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
 
 
 def parse_image(payload: Any) -> ImageGenerationCall | str | None:
-    """Return a generated image as an output item, or its address if it is not a data URL. Return None for no image."""
+    """Return a generated image as an output item, or its address if it is not a data URL. None if there is no image."""
     image = payload.get("image_url") if isinstance(payload, Mapping) else None
     url = image.get("url") if isinstance(image, Mapping) else image
     if not isinstance(url, str) or not url:
@@ -251,7 +251,7 @@ def _parse_index(value: Any) -> int:
 
 FinishReason = Literal["stop", "length", "content_filter"]
 
-# Words of OpenAI, Mistral, Gemini, GLM, DeepSeek, vLLM, Bedrock and Anthropic, the latter behind gateways.
+# Words of OpenAI, Mistral, Gemini, GLM, DeepSeek, vLLM, Bedrock, and of Anthropic behind gateways.
 _LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 _FILTERED = {
     *("content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive"),

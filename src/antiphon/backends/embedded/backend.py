@@ -38,7 +38,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 # The limit of an answer if the request has none. Small models sometimes do not stop by themselves.
 DEFAULT_MAX_OUTPUT_TOKENS = 400
-# Tokens between two wake-ups of the event loop in a turn that is not streamed. A repeated call ends the turn this late.
+# Tokens between two wake-ups of the event loop in a turn that is not streamed. A repeated call ends the turn at the
+# next wake-up.
 _UNSTREAMED_BATCH = 16
 # Tokens that a decision adds to the prompt. Without room for them, the output decides by itself.
 _DECISION_ROOM = 32
@@ -96,7 +97,7 @@ class EmbeddedBackend:
         self._tool_examples = tool_examples if tool_examples is not None else needs_examples(model)
         created = int(weights.stat().st_mtime)
         self._models = [
-            # Small models drift off the subject at a higher temperature.
+            # Small models lose the subject at a higher temperature.
             Model(id=model, created=created, owned_by=name, context_window=context, temperature=0.1)
         ]
 
@@ -308,7 +309,7 @@ async def _check_grammar(grammar: str, rules: OutputRules, find_fault: Callable[
     parts = {path: (build_schema_grammar(schema), "schema") for path, schema in rules.schemas.items()}
     parts |= {path: (build_input_grammar(lark), "grammar") for path, lark in rules.grammars.items()}
     for path, (part, kind) in parts.items():
-        # A fault may take seconds to find. That of the only part is known.
+        # Finding the faulty part may take seconds. If there is only one part, it is the faulty one.
         part_fault = fault if len(parts) == 1 else await find_fault(part)
         if part_fault is not None:
             raise _make_grammar_error(f"this {kind}: {part_fault}", path, code=f"unsupported_{kind}")

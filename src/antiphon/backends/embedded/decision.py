@@ -1,7 +1,7 @@
 """Decide between a call and a text before the output starts, from the likelihoods of its first token.
 
 The output continues the same prompt. The model has read it when the decision is made, so a decision costs one token.
-The output is then held to the decision: to the tools' schemas, or to a text that is no call.
+The output is then held to the decision: to the tools' schemas, or to a text that is not a call.
 """
 
 import math

@@ -75,15 +75,15 @@ async def check_schemas(request: CreateRequest, limits: GrammarLimits) -> None:
     """Raise InvalidRequest if a schema of the request is malformed or exceeds the limits."""
     schemas = list(_list_schemas(request))
     if schemas:
-        await _run_beside_loop(lambda: _check_all(schemas, limits), schemas)
+        await _run_off_loop(lambda: _check_all(schemas, limits), schemas)
 
 
 async def load_rules(request: CreateRequest, limits: GrammarLimits) -> OutputRules:
     """Call `read_rules`, in a thread if the request has large schemas."""
-    return await _run_beside_loop(lambda: read_rules(request, limits), _list_schemas(request))
+    return await _run_off_loop(lambda: read_rules(request, limits), _list_schemas(request))
 
 
-async def _run_beside_loop(function: Callable[[], _T], schemas: Iterable[tuple[str, Any]]) -> _T:
+async def _run_off_loop(function: Callable[[], _T], schemas: Iterable[tuple[str, Any]]) -> _T:
     """Call a function that reads schemas: here if they are small, else in a thread."""
     room = _MAX_VALUES_ON_LOOP
     for _, schema in schemas:

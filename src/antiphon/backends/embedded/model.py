@@ -215,7 +215,7 @@ class Llama:
         self._pool: ThreadPoolExecutor | None = None
         self._generations: set[Generation] = set()
         self._accepted: set[str] = set()
-        # Without a free one the pool has no free thread either. The one that was used longest ago is the first.
+        # Without a free slot the pool has no free thread either. The slot that was used longest ago is the first.
         self._free_slots = [LlamaSlot(number) for number in range(slots)]
         self._free_slots_lock = threading.Lock()
         self._reading = _FairLock()
@@ -237,8 +237,8 @@ class Llama:
             raise ConfigError("This build of xllamacpp lacks llguidance, which the embedded model's JSON output needs.")
         try:
             params = self._set_parameters(xllamacpp.CommonParams())
-            # With a GPU, this finds the number of layers that fit its memory. Without one it would only take time, in
-            # which no other thread runs: the context is a setting.
+            # With a GPU, this finds the number of layers that fit its memory. Without one it would only block all
+            # threads for a while: the size of the context is a setting.
             params.fit_params = any(each["type"].name.endswith("GPU") for each in xllamacpp.get_device_info())
             server = xllamacpp.Server(params)
             # A server that is dropped before its port has answered can hang in its destructor.

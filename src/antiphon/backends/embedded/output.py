@@ -111,7 +111,7 @@ class OutputReader:
 class CallReader:
     """Splits the output into calls. The first call is emitted while it grows, later ones whole.
 
-    Small models often repeat the same call without end. A call that is equal to an earlier one is dropped, and
+    Small models often repeat the same call endlessly. A call that equals an earlier one is dropped, and
     `is_repeating` is set: the rest of the output is not needed.
     """
 

@@ -32,7 +32,7 @@ _MAX_ITEMS = 1000
 # References can repeat large parts. The compiler reads at most this multiple of the limit on a schema's size.
 _MAX_GROWTH = 2
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]+")
-# Fixed whitespace: a small model would write spaces without end. `oneOf` is read as `anyOf`, because the compiler can
+# Fixed whitespace: a small model would write spaces endlessly. `oneOf` is read as `anyOf`, because the compiler can
 # rarely prove that the alternatives exclude each other.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 

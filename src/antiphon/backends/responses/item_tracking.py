@@ -220,7 +220,7 @@ class _UnmatchedItems:
         self._by_type: dict[str, deque[UpstreamItem]] = {}
         self._by_call: dict[tuple[str, str], deque[UpstreamItem]] = {}
         for item in self._left.values():
-            kind, call_id = repr(item.type), repr(item.call_id)  # both may be anything, also a list
+            kind, call_id = repr(item.type), repr(item.call_id)  # both may be any JSON value, even a list
             self._by_type.setdefault(kind, deque()).append(item)
             self._by_call.setdefault((kind, call_id), deque()).append(item)
 

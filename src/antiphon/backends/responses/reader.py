@@ -440,7 +440,7 @@ def _mark_unfinished(fields: dict[str, Any]) -> None:
 
 
 def _is_late_seal(fields: dict[str, Any], later: Sequence[UpstreamItem | None]) -> bool:
-    """Return True for reasoning of which only the seal is left, if later items were emitted: it would be misplaced."""
+    """Return True for reasoning with only a seal to emit, if later items were emitted: the seal would be misplaced."""
     if fields.get("type") != "reasoning" or fields.get("summary") or fields.get("content"):
         return False
     return any(item is not None for item in later)

@@ -57,7 +57,7 @@ _FORWARDED = (
 )
 _get_forwarded = attrgetter(*_FORWARDED)
 _NOTHING_FORWARDED = (None,) * len(_FORWARDED)
-# The minimum of OpenAI and Open Responses. After rounds of tool calls, less may be left of the limit of a response.
+# The minimum of OpenAI and Open Responses. After rounds of tool calls, the rest of a response's limit may be less.
 _MIN_OUTPUT_TOKENS = 16
 # OpenAI rejects these. Some clients send a zero with every request, which means the default.
 _PENALTIES = ("presence_penalty", "frequency_penalty")

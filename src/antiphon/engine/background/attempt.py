@@ -1,8 +1,8 @@
-"""One attempt at a background response: the first one, or one that takes over from a dead process.
+"""One attempt at a background response: the first one, or a later one that takes over from a dead process.
 
-Events that a reader was shown never change. If nobody has read the stream, the response begins again. Otherwise the new
-attempt must reproduce the shown events and continue after them. If the model answers differently, the response fails.
-There are never two versions of an event under one sequence number.
+Events that a reader may have seen never change. If nobody has read the stream, the response begins again. Otherwise the
+new attempt must reproduce the events that were sent and continue after them. If the model answers differently, the
+response fails. There are never two versions of an event under one sequence number.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ GIVEN_UP = Failure(
 
 
 class LeftToOthers(Postponed):
-    """Another process may serve the model. The run waits for it until it has been free for `seconds`."""
+    """Another process may serve the model. The run is left to it until the run has been free for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"left to other processes for {seconds} seconds")
@@ -73,8 +73,8 @@ class Overloaded(Postponed):
 class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The stored form of a queued request: the prepared request, and the number of ids that its input used.
 
-    `key_id` is the key for which its usage is counted. `traceparent` is the span of the request that was accepted, if
-    there are traces.
+    `key_id` is the API key that the usage is counted for. `traceparent` is the span of the request that was accepted,
+    if there are traces.
     """
 
     request: CreateRequest
@@ -84,7 +84,7 @@ class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Attempt:
-    """Works on a claimed run, and is the sink of its response.
+    """Works on a claimed run. It is also the sink of the response.
 
     `lease` is the lease period, the unit of the time that a run is left to other processes.
     """
@@ -218,7 +218,7 @@ class Attempt:
             self._usage.record_response(self._claimed.project, self._key_id, self._run.response, self._prepared)
 
     def _begin_response(self) -> Response:
-        """Return the response as it was queued, or the known part of it if it cannot be read."""
+        """Return the response as it was queued, or as much of it as is known if it cannot be read."""
         if self._stored is not None:
             return msgspec.structs.replace(self._stored.response, status="queued", output=[])
         claimed = self._claimed

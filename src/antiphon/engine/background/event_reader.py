@@ -18,7 +18,7 @@ _TERMINAL_TYPES = {str(event.__struct_config__.tag) for event in TERMINAL}
 
 
 class EventPage(list[Unknown]):
-    """Consecutive events of a log. `last_number` is the number of the last one, `is_last` is true if that is terminal.
+    """Consecutive events of a log. `last_number` is the number of the last one. `is_last` is true if it is terminal.
 
     A page without events has only events that were damaged on disk.
     """

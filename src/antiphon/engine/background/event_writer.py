@@ -84,7 +84,7 @@ def end_log(response: Response, log: LoggedEvents, reason: Failure | None) -> tu
 
 
 def list_finished_items(logged: Iterable[Event | Unknown]) -> list[Item | Unknown]:
-    """Return the output items that are done, in the order of the output."""
+    """Return the finished output items, in the order of the output."""
     done = [event for event in logged if isinstance(event, events.OutputItemDone)]
     return [event.item for event in sorted(done, key=lambda event: event.output_index)]
 
@@ -128,7 +128,7 @@ class EventWriter:
         return self._recent
 
     def may_reach(self, number: int) -> bool:
-        """Return True if the stored log may have an event of this number. It is certain after `recover`."""
+        """Return True if the stored log may have an event of this number. After `recover`, the answer is certain."""
         return not self._is_recovered or number < self._durable
 
     def announce_to(self, announce: Callable[[int], None]) -> None:

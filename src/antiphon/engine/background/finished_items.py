@@ -24,13 +24,13 @@ MAX_SEARCHES = 4
 
 # The beginning of each event that is searched for. The encoder writes the type first.
 _DONE = b'{"type":"response.output_item.done"'
-# Memory of a search without events, and of an event beside its bytes.
+# Memory of a search without events, and of an event in addition to its bytes.
 _SEARCH_BYTES = 600
 _EVENT_BYTES = 100
 
 
 class _Search(NamedTuple):
-    """The events that a search has found, and the end of the log at that time: a number, and a hash of the batch."""
+    """The events that a search has found, and the end of the log then: the last number, and a hash of its batch."""
 
     events: list[bytes]
     end: tuple[int, int]
@@ -48,7 +48,7 @@ class FinishedItems:
         self._slots = asyncio.Semaphore(MAX_SEARCHES)
 
     async def load(self, key: RunKey) -> list[Item | Unknown]:
-        """Return the items of a response that are done, in the order of the output."""
+        """Return the finished items of a response, in the order of the output."""
         async with self._slots:
             payloads = await self._search(key)
             return await offload.run_sized(sum(map(len, payloads)), _decode_items, payloads)

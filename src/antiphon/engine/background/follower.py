@@ -19,7 +19,7 @@ from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.store.base import RunKey, Store
 from antiphon.stream.sse import encode_json_line
 
-# Interval of polling for a response that another process works on, without reports of changes and with them.
+# Polling intervals for a response that another process works on: without reports of changes, and with them.
 POLL_SECONDS = 0.25
 REPORTED_POLL_SECONDS = 2.0
 

@@ -30,7 +30,7 @@ class ResponseChanges:
         self._set()
 
     def report(self) -> None:
-        """Report a change that is no new event."""
+        """Report a change other than a new event."""
         self.count += 1
         self._set()
 
@@ -56,7 +56,7 @@ class FollowedResponses:
         return changes
 
     def report(self, response_id: str) -> None:
-        """Report a change that is no new event, if the response is followed."""
+        """Report a change other than a new event, if the response is followed."""
         changes = self._changes.get(response_id)
         if changes is not None:
             changes.report()

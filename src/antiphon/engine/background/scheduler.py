@@ -21,7 +21,7 @@ class Scheduler(Protocol):
     on_begin: Callable[[RunKey, Attempt], None] | None
     """Called when an attempt at a run begins in this process."""
     on_end: Callable[[RunKey], None] | None
-    """Called when an attempt has ended, in whatever way."""
+    """Called when an attempt has ended, for any reason."""
 
     @property
     def attempts(self) -> Mapping[RunKey, Attempt]:
@@ -41,7 +41,7 @@ class Scheduler(Protocol):
         """Report a run that was just added to the store's queue."""
 
     def estimate_seconds(self, runs: int) -> float:
-        """Return the time in which so many runs end."""
+        """Return the estimated time until this number of runs has ended."""
 
     def wake(self) -> None:
         """Check the queue now instead of at the next interval."""

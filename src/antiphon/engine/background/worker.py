@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Interval between checks of the queue, for runs that other processes queued or left.
 CHECK_SECONDS = 1.0
-# Delay of a run for which there is no memory. It has waited for memory before.
+# Delay of a run for which there is no memory. The run has already waited for memory.
 OVERLOAD_SECONDS = 5.0
 # Maximum of the time after which a refused response may be tried again.
 MAX_RETRY_SECONDS = 3600.0
@@ -35,7 +35,7 @@ MAX_MODEL_NAMES = 100
 
 
 class Worker:
-    """Works on up to `slots` runs at a time, each under a lease of so many seconds. Implements `Scheduler`.
+    """Works on up to `slots` runs at a time, each under a lease of `lease` seconds. Implements `Scheduler`.
 
     `limits` are shared with all other processes. The store counts them when it hands out runs.
     """
@@ -171,7 +171,7 @@ class Worker:
             elif held[key]:
                 attempt.cancel()
         for key in held.keys() - self.attempts.keys():
-            # Its attempt ended, but the release failed. Under our name it would never be free.
+            # The attempt ended, but the release failed. While we renew its lease, no process can claim the run.
             await self._store.stop_renewing(self.owner, *key)
 
     async def _end_leases(self) -> None:
@@ -269,7 +269,7 @@ class Worker:
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for the event, at most so many seconds."""
+    """Wait for the event, at most `seconds`."""
     with suppress(TimeoutError):
         # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
         async with asyncio.timeout(seconds):

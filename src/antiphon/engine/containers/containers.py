@@ -1,4 +1,4 @@
-"""Containers of the code interpreter: their life, their files, and the code that runs in them."""
+"""Containers of the code interpreter: their lifetime, their files, and the code that runs in them."""
 
 import asyncio
 import logging
@@ -169,7 +169,10 @@ class Containers:
         return _show(row, self._now())
 
     def check_options(self, options: CreateContainer | AutoContainer, *, param: str) -> None:
-        """Raise for options that this server does not have. `param` is the path of the container, with its dot."""
+        """Raise for options that this server does not support.
+
+        `param` is the path of the container, with a dot at its end.
+        """
         memory, network = options.memory_limit, options.network_policy
         if memory is not None and parse_memory(memory) > parse_memory(self._settings.max_memory):
             raise InvalidRequest(

@@ -60,7 +60,7 @@ class ContainerFiles:
 
     @abstractmethod
     async def add(self, project: str, row: ContainerFileRow, writer: ContentWriter, save: SaveRow) -> ContainerFileRow:
-        """Make a written content that of a new file. `save` saves its row, or raises an error."""
+        """Add a file with the written content. `save` saves its row, or raises an error."""
 
     @abstractmethod
     async def open(self, row: ContainerFileRow) -> tuple[int, AsyncIterator[bytes]]:
@@ -72,7 +72,7 @@ class ContainerFiles:
 
     @abstractmethod
     async def prepare(self, project: str, container_id: str, rows: Sequence[ContainerFileRow]) -> None:
-        """Bring the files to the disk of this machine, before code runs."""
+        """Copy the files to the disk of this machine, before code runs."""
 
     @abstractmethod
     async def collect(self, container_id: str, rows: Sequence[ContainerFileRow]) -> FileChanges:
@@ -230,7 +230,7 @@ class SharedContainerFiles(ContainerFiles):
 
 
 async def read_parts(content: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """Yield so many bytes of a file, and close it."""
+    """Yield the first `size` bytes of a file, and close it."""
     try:
         while size > 0 and (part := await asyncio.to_thread(content.read, min(size, READ_BYTES))):
             size -= len(part)

@@ -119,9 +119,9 @@ class EndpointEmbedder:
         try:
             found = sorted(read_json(answer, _EmbeddingList).data, key=lambda each: each.index)
         except msgspec.DecodeError:
-            raise UpstreamError("The server of embeddings returned no list of embeddings.") from None
+            raise UpstreamError("The embeddings server returned no list of embeddings.") from None
         if [each.index for each in found] != list(range(len(texts))) or not all(each.embedding for each in found):
-            raise UpstreamError(f"The server of embeddings returned {len(found)} vectors for {len(texts)} texts.")
+            raise UpstreamError(f"The embeddings server returned {len(found)} vectors for {len(texts)} texts.")
         self._check_lengths([len(each.embedding) for each in found])
         return [_normalize(each.embedding) for each in found]
 
@@ -131,7 +131,7 @@ class EndpointEmbedder:
         for length in lengths:
             if length != expected:
                 raise UpstreamError(
-                    f"The server of embeddings returned a vector of {length} dimensions instead of {expected}."
+                    f"The embeddings server returned a vector of {length} dimensions instead of {expected}."
                 )
         self.dimensions = expected
 

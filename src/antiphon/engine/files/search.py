@@ -18,11 +18,11 @@ from antiphon.store.files.rows import SearchEntry, StoreRow, VectorQuery
 
 _PAGE_CHUNKS = 1000
 _MAX_MATCHES = 2000
-# In a store with at least so many chunks, a word that is in one of so many chunks is common.
+# A word is common if the store has at least `_LARGE_STORE_CHUNKS`, and one chunk in `_COMMON_SHARE` contains the word.
 _LARGE_STORE_CHUNKS, _COMMON_SHARE = 20_000, 20
 # A store that does not fit the cache is read in blocks of this size.
 _BLOCK_BYTES = 16 * 1024 * 1024
-# Memory of an entry and of an attribute, at most. Also an empty store takes some memory, so their number is limited.
+# Maximum memory of an entry and of an attribute. Even an empty store takes some memory, so their number is limited.
 _ENTRY_BYTES, _ATTRIBUTE_BYTES = 500, 800
 _MAX_CACHED_STORES = 1000
 

@@ -1,4 +1,4 @@
-"""Answers to approval requests of MCP calls: each belongs to a request that has no answer yet, and to a server."""
+"""Checks of the answers to approval requests of MCP calls."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 
-# For `type(item) in _CALLS`: `isinstance` with a tuple of structs tests one after the other, each in a slow way.
+# For `type(item) in _CALLS`: `isinstance` with a tuple of structs tests one after the other, which is slow.
 _CALLS = frozenset(CALL_TYPES)
 
 

@@ -56,7 +56,7 @@ def repair_history(
 def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     """Drop calls that were cut off and have no output, and reasoning that no answer or call follows.
 
-    Upstreams refuse such items, and a client whose stream was cut off has no others to send.
+    Upstreams refuse such items, but a client whose stream was cut off can send no others.
     """
     if not any(_is_cut_off(item) for item in items if type(item) in PAIRED_TYPES):
         return _drop_dangling_reasoning(items)

@@ -1,7 +1,7 @@
-"""Files and images of a turn that the model's server cannot get itself: by the id of a stored file, or by URL.
+"""Loading of the files and images that a turn names by id or URL, and that the model's server cannot load itself.
 
-They are put into the turn as data. For a model that reads no files, their text is extracted. The stored items keep the
-ids and URLs.
+Their data replaces the id or URL in the turn. For a model that reads no files, their text is extracted. The stored
+items keep the ids and URLs.
 """
 
 import asyncio

@@ -215,7 +215,7 @@ class _RepeatDetector:
         """
         positions = self._positions.get(key, ())
         nearest = bisect_left(positions, self._next_position)
-        if nearest == len(positions):  # out of order: it says nothing about the messages before it
+        if nearest == len(positions):  # out of order: it does not show that the messages before it are repeated
             return []
         begin, end = self._next_position, positions[nearest]
         self._next_position = end + 1

@@ -159,7 +159,7 @@ def _can_serve(
     fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)
     if fault is None:
         return True
-    # Codex always sends a web search tool and has no option to turn it off.
+    # Codex sends a web search tool by default, and an error would end its session.
     default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
     if (default if unsupported == "default" else unsupported) == "refuse":
         if reasons and tool.type in reasons:
@@ -263,7 +263,7 @@ def _check_tool_choice(
 
 
 def _knows_all_tools(request: CreateRequest, tools: Tools) -> bool:
-    """Return True if a backend with tools of its own can have no other named tools than these."""
+    """Return True if these are all named tools, even on a backend that runs tools itself."""
     continues = request.previous_response_id is not None or request.conversation is not None
     return not continues and not any(isinstance(tool, Unknown | ToolSearchTool) for tool in tools)
 

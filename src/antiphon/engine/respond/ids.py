@@ -9,7 +9,7 @@ import secrets
 import string
 import time
 
-# To format a number costs more than the rest of an id.
+# Formatting a number costs more than making the rest of an id.
 _HEX = [f"{number:02x}" for number in range(256)]
 FIRST_NUMBERS = [f"{number:04x}" for number in range(256)]
 _LETTERS = string.ascii_lowercase + string.digits

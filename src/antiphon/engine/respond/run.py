@@ -1,6 +1,6 @@
 """A response from its first event to its last: the only generator of events. `stream: false` drains it.
 
-Every error after the first event ends in a failed response. A response that cannot be stored has failed, too.
+Every error after the first event ends in a failed response, and so does a failure to store the response.
 """
 
 import asyncio
@@ -242,7 +242,7 @@ class Run:
         except StoreUnavailable as error:
             logger.error("the response could not be stored: %s", error.message, extra={"response_id": self.response.id})
             failure = Failure(f"The response could not be stored: {error.message}", error.code or "server_error")
-        except InvalidRequest as error:  # a client has deleted its conversation, which is no fault of the server
+        except InvalidRequest as error:  # a client has deleted its conversation, which is not a fault of the server
             logger.info("the response could not be stored: %s", error.message, extra={"response_id": self.response.id})
             failure = Failure(f"The response could not be stored: {error.message}")
         except Exception:

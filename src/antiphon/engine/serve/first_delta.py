@@ -1,9 +1,9 @@
 """The beginning of a streamed response: how long it waits for its model.
 
-A client that streams needs a sign of life. Before the stream begins, an error of the upstream becomes an HTTP error,
-which clients handle best. Later it becomes an error event. So a stream waits for the first delta, within the time limit
-of the settings. If the upstream has answered before, the stream begins when the upstream accepts the request, or after
-a short time in which most refusals of a nearby server arrive.
+Before the stream begins, an error of the upstream becomes an HTTP error, which clients handle best. After that it
+becomes an error event. But a client must not wait too long for the stream to begin. So a stream waits for the first
+delta, within the time limit of the settings. If the upstream has answered before, the stream begins when the upstream
+accepts the request, or after a short time in which most refusals of a nearby server arrive.
 """
 
 import asyncio

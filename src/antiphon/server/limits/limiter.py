@@ -25,7 +25,7 @@ Headers = list[tuple[bytes, bytes]]
 # The end of a running response cannot be foreseen.
 _CONCURRENT_RETRY_SECONDS = 1.0
 _MINUTE = 60.0
-# Subjects without counts are removed when there are so many.
+# Subjects without counts are removed when there are more than this number.
 _MAX_SUBJECTS = 10_000
 
 
@@ -174,7 +174,7 @@ class Limiter:
     # The state of other processes
 
     def list_changes(self) -> list[LimitCounts]:
-        """Return the counts of the subjects that changed since the last call, or whose counts of a minute are not 0."""
+        """Return the counts of the subjects that changed since the last call or have counts in the last minute."""
         now = self._monotonic()
         changes = []
         for subject in self._subjects.values():
@@ -334,7 +334,7 @@ def _add_headers(
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time as OpenAI's headers have it, such as `1m0s`."""
+    """Return a duration in the format of OpenAI's headers, such as `1m0s`."""
     whole = math.ceil(seconds)
     return f"{whole // 60}m{whole % 60}s" if whole >= _MINUTE else f"{whole}s"
 

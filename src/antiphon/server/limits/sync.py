@@ -1,8 +1,9 @@
 """Exchange of the counts of limits between the processes that use one store.
 
 Every second, a process reports its own counts and reads those of the others. So a limit can be exceeded by the requests
-that the other processes admit in about two seconds. A process that has died counts for another minute, its responses in
-progress for ten seconds. Budgets are exact up to the usage that the processes have not written yet: about ten seconds.
+that the other processes admit in about two seconds. The requests of a process that has died count for another minute,
+and its responses in progress for ten seconds. Budgets are exact up to the usage that the processes have not written
+yet: about ten seconds.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class LimitSync:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def exchange(self) -> None:
-        """Exchange the counts once. While the store fails, the last counts of others fade."""
+        """Exchange the counts once. While the store fails, the last counts of others decrease to 0."""
         try:
             changes = self._limiter.list_changes()
             if changes:
@@ -85,7 +86,7 @@ class LimitSync:
 
 
 def add_counts(counts: Iterable[LimitCounts], seconds: float = 0.0) -> dict[str, Shared]:
-    """Return the sums by subject, so many seconds after they were read. They fall evenly to 0 in a minute."""
+    """Return the sums by subject, `seconds` after they were read. They decrease linearly to 0 within a minute."""
     sums: dict[str, Shared] = {}
     for each in counts:
         age = each.age + seconds

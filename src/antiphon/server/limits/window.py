@@ -14,7 +14,7 @@ class MinuteWindow:
         self.total = 0
 
     def advance(self, now: float) -> int:
-        """Forget the counts that are older than a minute, and return the sum of the others."""
+        """Remove the counts that are older than a minute, and return the sum of the others."""
         second = int(now)
         passed = second - self._second
         if passed > 0:

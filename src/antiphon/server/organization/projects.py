@@ -256,7 +256,7 @@ class ProjectHandlers:
         return [project for _, project in sorted(projects.items())]
 
     async def _find(self, http_request: HttpRequest) -> StoredProject:
-        """Return the project that the path names. One that the key does not administer looks like an unknown one."""
+        """Return the project that the path names. A project that the key does not administer is treated as unknown."""
         project_id = http_request.path_param
         for project in await self._list_visible(http_request):
             if project.id == project_id:
@@ -335,7 +335,7 @@ def _check_label(text: str, param: str) -> None:
 def _take_page(rows: Sequence[T], query: KeysQuery, is_listed: Callable[[T], bool]) -> tuple[Sequence[T], bool]:
     """Return the listed rows after the cursor, up to the limit, and True if there are more.
 
-    The cursor may be a row that is not listed any more: clients delete while they turn the pages.
+    The cursor may be a row that is not listed any more: clients delete rows between two pages.
     """
     start = 0
     if query.after is not None:

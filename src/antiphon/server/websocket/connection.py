@@ -86,7 +86,7 @@ class WebSocketConnection:
         )
 
     def _check_stall(self, bytes_sent: int) -> None:
-        """Disconnect a client that does not read. It would delay the close for ever."""
+        """Disconnect a client that does not read. It would delay the close forever."""
         if self._state.socket.is_writing and self._state.upgrade.bytes_sent == bytes_sent:
             self._state.socket.abort()
         else:

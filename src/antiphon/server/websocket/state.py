@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from antiphon.server.telemetry.spans import RequestSpans
 
 _MAX_ENDED = 64
-# If the budget for bodies is exhausted, a client that has not read for so long loses its connection.
+# If the budget for bodies is exhausted, a client that has not read for this time is disconnected.
 _MAX_STALL_SECONDS = 30.0
 
 

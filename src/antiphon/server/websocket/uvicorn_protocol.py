@@ -23,7 +23,7 @@ from antiphon.server.write_timeout import WriteStall, abort_connection
 _CLOSE_TIMEOUT_SECONDS = 2.0
 # Data is parsed in parts of this size, because the parser does not stop before the end of its input.
 _PARSED_BYTES = 4096
-# Other connections have a turn after so many frames.
+# Number of frames after which other connections have a turn.
 _FRAMES_PER_TURN = 512
 # A fragment below this size counts as small.
 _SMALL_FRAGMENT_BYTES = 1024

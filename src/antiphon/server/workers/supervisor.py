@@ -357,7 +357,7 @@ class PendingQuestion:
         self._began_at = time.monotonic()
 
     def measure_silence(self) -> float | None:
-        """Return the time for which a worker has not answered. Of several workers, take the last to fail."""
+        """Return the time for which a worker has not answered. If there are several, take the last one that failed."""
         if not self.missing:
             return None
         for worker in self.missing.values():

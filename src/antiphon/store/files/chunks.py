@@ -167,7 +167,7 @@ class ChunkTable(StepDatabase):
 
     @abstractmethod
     async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
-        """Return about how many chunks the frequency of words is counted over."""
+        """Return the approximate number of chunks that the frequency of words is counted over."""
 
     async def load_chunk_texts(self, chunk_ids: Sequence[int]) -> dict[int, str]:
         return dict(await self._fetch(TEXTS, (list(chunk_ids),)))

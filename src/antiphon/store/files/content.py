@@ -148,7 +148,7 @@ class ContentFolder:
         return found
 
     async def read(self, content_id: str) -> AsyncIterator[bytes]:
-        """Yield the parts of a content. It can be read to the end although it is deleted meanwhile."""
+        """Yield the parts of a content. It can be read to the end even if it is deleted meanwhile."""
         try:
             file = await asyncio.to_thread(self.locate(content_id).open, "rb")
         except FileNotFoundError:

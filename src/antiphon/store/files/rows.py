@@ -117,7 +117,7 @@ class IndexingJob(NamedTuple):
 
 
 class ChunkRow(NamedTuple):
-    """A chunk of a file's text. `vectors` are one or more vectors of 16-bit floats, one after the other."""
+    """A chunk of a file's text. `vectors` has one or more vectors of 16-bit floats, concatenated."""
 
     starts_at: int
     text: str

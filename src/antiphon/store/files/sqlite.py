@@ -1,6 +1,6 @@
 """The database of files and vector stores in SQLite: a file of its own, beside the contents of the files.
 
-It is apart from the store of responses, because indexing writes much, and a response must not wait for it.
+It is separate from the store of responses: indexing writes much, and a response must not wait for it.
 """
 
 from collections.abc import Collection, Sequence
@@ -56,7 +56,7 @@ class SqliteFileDatabase(SqliteSteps, FileDatabase):
         return list(counts)
 
     async def estimate_chunks(self, scope: str, *, revision: int | None = None) -> int:
-        """Return about how many chunks all vector stores have together."""
+        """Return the approximate number of chunks of all vector stores together."""
         rows = await self._fetch(LAST_CHUNK, ())
         return rows[0][0] or 0
 

@@ -73,9 +73,7 @@ JOIN entries ON entries.project = batches.project AND entries.store_id = batches
 WHERE batch_files.project = ? AND batch_files.batch_id = ? GROUP BY entries.status
 """
 
-_ENTRY = (
-    """file_id, created_at, attributes, chunk_tokens, overlap_tokens, status, error_code, error_message, usage_bytes"""
-)
+_ENTRY = "file_id, created_at, attributes, chunk_tokens, overlap_tokens, status, error_code, error_message, usage_bytes"
 ADD_ENTRY = """
 INSERT INTO entries (project, store_id, file_id, created_at, attributes, chunk_tokens, overlap_tokens, status)
 VALUES (?, ?, ?, ?, ?, ?, ?, 'in_progress')

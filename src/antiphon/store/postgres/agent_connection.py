@@ -31,7 +31,7 @@ NOW = "coalesce($1::float8, extract(epoch FROM clock_timestamp())::float8)"
 
 
 class AgentConnection:
-    """A connection that is opened on first use, and the tables are created then. `noun` is its name in messages.
+    """A connection that is opened on first use. The tables are created then. `noun` is its name in messages.
 
     Leases use the clock of the database, or `now` in tests. It can serve several event loops, one after the other. If
     the database cannot be reached, operations raise StoreUnavailable, and later ones connect again.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-# Maximum time of a statement. A server that does not answer for so long counts as failed.
+# Maximum time of a statement. A server that does not answer within this time counts as failed.
 STATEMENT_SECONDS = 30.0
 
 # All operations are written for this isolation. The default of a server, a database or a user may be another one.
@@ -154,7 +154,7 @@ async def _is_pooled(connection: "Connection[Any]") -> bool:
 
 
 async def close(connection: "Connection[Any]") -> None:
-    """Close a connection, also one that does not answer any more."""
+    """Close a connection, including one that does not answer any more."""
     try:
         await connection.close(timeout=1)
     except (*CONNECTION_ERRORS, asyncpg.PostgresError):
@@ -171,9 +171,9 @@ class DatabaseHealth:
         self.failure: StoreUnavailable | None = None
 
     def measure_outage(self, lease: float) -> float:
-        """Return the seconds since the database could last be reached before an outage. 0 if there was none lately.
+        """Return the seconds since the last contact before an outage, or 0 if there was no recent outage.
 
-        In an outage no owner can renew its leases. After it, all get the time of one lease for it.
+        During an outage no owner can renew its leases. After it, every owner gets the time of one lease to renew them.
         """
         now = time.monotonic()
         if self._lost_at is None or (self._found_at is not None and now - self._found_at > lease):

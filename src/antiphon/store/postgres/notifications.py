@@ -65,7 +65,7 @@ class Notifications:
     now, or None, and `listening` is set while there is one. `listening_since` is the time at which it was opened.
     `reconnected_at` is the time at which a lost connection was replaced, and `lost_at` the time at which the last one
     was lost. `locked_owners` are the owners whose lock it holds. `on_message` is called with each text of
-    `send_message`, also those of this process.
+    `send_message`, including those of this process.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Notifications:
             self._listening = asyncio.get_running_loop().create_task(self._listen(self._connector))
 
     def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
-        """Report a change that was committed to all processes. Of several numbers, the newest is sent."""
+        """Report a committed change to all processes. Of several numbers, the newest is sent."""
         number = "" if last < 0 else f" {last}"
         self._queue((kind, response_id, bool(number)), f"{kind} {response_id}{number}")
 
@@ -184,7 +184,7 @@ class Notifications:
             if self._has_failed:
                 logger.warning("notifications are received again")
             self._has_failed = False
-            # Notifications of the time before are lost. Let all readers check once.
+            # Notifications that were sent before are lost. Let all readers check once.
             self._on_change("reconnected", "", -1)
             while not connection.is_closed():
                 with suppress(TimeoutError):

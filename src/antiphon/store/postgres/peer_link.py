@@ -75,8 +75,8 @@ class OpenQuestion:
 class PostgresPeerLink:
     """Asks the other processes with this database. Implements `store.peer_link.PeerLink`.
 
-    A question waits for so many `seconds`, and is sent again meanwhile: notifications may be lost. A process that did
-    not answer in time gets later questions, but is not waited for until it answers.
+    A question waits for `seconds`, and is sent again meanwhile: notifications may be lost. A process that did not
+    answer in time gets later questions, but is not waited for until it answers.
     """
 
     def __init__(self, notifications: Notifications, pool: PostgresPool, *, seconds: float = ANSWER_SECONDS) -> None:

@@ -1,7 +1,7 @@
 """Claims of background runs in PostgreSQL.
 
-They follow one after the other in all processes, under an advisory lock, so that the limits count exactly. They lock
-only the runs that they take, and skip a run whose owner is just writing.
+An advisory lock lets one process claim at a time, so that the limits count exactly. A claim locks only the runs that it
+takes, and skips a run whose owner is just writing.
 
 Times are those of the database's clock. A caller's times are converted by their distance from the present.
 """
@@ -241,7 +241,7 @@ def _may_have_more(waiting: Sequence[FreeRun], count: int, admission: Admission)
 
 
 def _choose_from(
-    free: Sequence[FreeRun], admission: Admission, active: Mapping[str, int], suspects: "_Suspects"
+    free: Sequence[FreeRun], admission: Admission, active: Mapping[str, int], suspects: "_SuspectFilter"
 ) -> list[FreeRun]:
     by_project: dict[str, list[FreeRun]] = {}
     for run in free:
@@ -250,7 +250,7 @@ def _choose_from(
     return choose_in_turns(waiting, admission, active)
 
 
-class _Suspects:
+class _SuspectFilter:
     """Admits one suspect run, unless the owner holds one already."""
 
     def __init__(self, positions: set[int], *, is_taken: bool) -> None:
@@ -265,14 +265,14 @@ class _Suspects:
         return is_admitted
 
 
-async def _find_suspects(connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]) -> _Suspects:
-    """Find the runs whose attempts have ended with their process too often."""
+async def _find_suspects(connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]) -> _SuspectFilter:
+    """Find the runs whose process has died too often."""
     positions = [run.position for run in free if run.attempt >= SUSPECT_INTERRUPTIONS]
     if not positions:  # each interruption was an attempt
-        return _Suspects(set(), is_taken=False)
+        return _SuspectFilter(set(), is_taken=False)
     rows = await connection.fetch(SUSPECTS, positions, SUSPECT_INTERRUPTIONS)
     is_taken = await connection.fetchval(HOLDS_SUSPECT, claim.owner, SUSPECT_INTERRUPTIONS)
-    return _Suspects({row[0] for row in rows}, is_taken=is_taken)
+    return _SuspectFilter({row[0] for row in rows}, is_taken=is_taken)
 
 
 async def _count_starts(connection: "Connection[Any]", now: float) -> int:

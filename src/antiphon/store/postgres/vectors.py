@@ -27,7 +27,7 @@ SELECT quote_ident(nspname) AS schema, extversion AS version
 FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'
 """
 _IS_AVAILABLE = "SELECT EXISTS (SELECT 1 FROM pg_available_extensions WHERE name = 'vector')"
-# One key for the whole database: an extension exists once in it.
+# One key for the whole database, in which an extension exists only once.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('antiphon pgvector', 0))"
 _HAS_PUBLIC = "SELECT has_schema_privilege('public', 'CREATE') FROM pg_namespace WHERE nspname = 'public'"
 _HAS_TABLE = """

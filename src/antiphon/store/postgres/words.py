@@ -12,7 +12,7 @@ _WORD = re.compile(r"[^\W_]+")
 # Longer lexemes are not stored, but each is reported in the log of the database.
 _MAX_WORD = 500
 
-# The parameters of BM25 in FTS5. A word in more than half of the chunks has nearly no weight, not a negative one.
+# The parameters of BM25 in FTS5. A word in more than half of the chunks has a weight near 0 instead of a negative one.
 _SATURATION, _LENGTH_SHARE, _MIN_WEIGHT = 1.2, 0.75, 1e-6
 
 INSERT_WORDS = """

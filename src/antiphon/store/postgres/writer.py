@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_BATCH = 256
 # After a failed attempt to connect, operations fail at once for this time.
 RECONNECT_SECONDS = 0.5
-# Number of times to repeat an operation that waits for a transaction which waits for it.
+# Number of times that an operation is repeated after a deadlock.
 MAX_CONFLICTS = 5
 
 

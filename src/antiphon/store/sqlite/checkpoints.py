@@ -1,7 +1,7 @@
 """Checkpoints that shorten the write-ahead log.
 
-SQLite copies the log into the database at every 1,000 pages and then reuses it, but only at a moment at which no
-connection reads from it. Under constant reads, or while another program holds a read transaction, the log grows.
+SQLite copies the log into the database every 1,000 pages and then reuses it, but only while no connection reads from
+it. Under constant reads, or while another program holds a read transaction, the log grows.
 """
 
 import logging

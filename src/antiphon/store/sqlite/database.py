@@ -123,7 +123,7 @@ class ConnectionThread:
             self._connection.close()
         self._call_loop(self._finished.set_result, None)
         if not can_be_closed:
-            threading.Event().wait()  # for ever: a connection that no thread holds is closed by the interpreter
+            threading.Event().wait()  # forever: a connection that no thread holds is closed by the interpreter
 
     def _execute(self, batch: list[QueuedOperation]) -> None:
         try:
@@ -236,7 +236,7 @@ def connect(path: Path) -> sqlite3.Connection:
     # Text that was damaged must not fail the query of other rows.
     connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
     try:
-        # The first two are for a new file. A commit writes whole pages, six for a typical response.
+        # The first two are for a new file. A commit writes whole pages: six for a typical response.
         connection.execute("PRAGMA page_size = 4096")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _switch_to_wal(connection)
@@ -302,8 +302,8 @@ def _check_writable(connection: sqlite3.Connection, path: Path, min_free_bytes: 
 def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> bool:
     """Execute a batch of equal inserts as one statement, which is a transaction of its own.
 
-    The thread then takes the interpreter lock three times, not nine times and more: the event loop is less disturbed.
-    Return False, and change nothing, if the operations have to be executed one by one.
+    The thread then takes the interpreter lock three times instead of at least nine times, and delays the event loop
+    less. Return False, and change nothing, if the operations have to be executed one by one.
     """
     insert = batch[0].work
     if not isinstance(insert, RowInsert) or len(batch) > MAX_ROWS:

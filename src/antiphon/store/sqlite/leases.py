@@ -1,8 +1,8 @@
 """Detection of owners of runs whose process has died.
 
 Each owner of runs holds a lock on a file of its own, in a folder beside the database. The operating system releases the
-lock when the process ends, in whatever way. So processes on the same machine can claim the runs of a dead owner before
-its lease expires. If the file system has no such locks, only the expiry of the lease counts.
+lock when the process ends, even after a crash. So processes on the same machine can claim the runs of a dead owner
+before its lease expires. If the file system has no such locks, only the expiry of the lease counts.
 """
 
 import fcntl

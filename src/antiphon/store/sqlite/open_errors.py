@@ -8,7 +8,7 @@ _NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_P
 
 
 def describe_open_error(path: Path, error: Exception) -> str:
-    """Return the reason of an error. SQLite does not say that the folder, where it creates files, must be writable."""
+    """Return the reason of an error. SQLite does not report that it must be able to create files in the folder."""
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_ACCESS:
         for checked in (path, path.absolute().parent):
             if checked.exists() and not os.access(checked, os.W_OK):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # Number of pages that one transaction moves, and the pause after it, so that other writers wait only briefly.
 SLICE_PAGES = 64
 PAUSE_SECONDS = 0.01
-# Free pages that stay in the file for new rows: this part of the file, but not fewer than this number.
+# Free pages that stay in the file for new rows: this share of the file, but at least this number.
 SPARE_PART = 20
 SPARE_PAGES = 128
 # A database that cannot be shrunk gets a warning if it has more free space than this, and more than a quarter of it.

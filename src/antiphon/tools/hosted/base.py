@@ -104,25 +104,24 @@ class HostedUnavailable(Exception):
 
 
 class HostedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The response that a session belongs to.
-
-    `items` is the context of the first model call. `warn` adds a warning for the client; after the stream has begun it
-    has no effect. URLs of the request may be fetched only by the rules in `outbound`. `resumed` is True if an earlier
-    attempt at this background response was interrupted. `has_begun` returns True if the response has begun: the client
-    can get no HTTP error any more. `can_defer`: the model can search for tools, so that a session with `defer_loading`
-    may find its functions later.
-    """
+    """The response that a session belongs to."""
 
     project: str
     response_id: str
     request: CreateRequest
     items: Sequence[Item | Unknown]
+    """The context of the first model call."""
     outbound: OutboundRules
+    """The rules by which URLs of the request may be fetched."""
     warn: Callable[[str], None]
+    """Adds a warning for the client. After the stream has begun it has no effect."""
     services: HostedServices = NO_SERVICES
     resumed: bool = False
+    """True if an earlier attempt at this background response was interrupted."""
     has_begun: Callable[[], bool] = lambda: False
+    """Returns True if the response has begun: the client can get no HTTP error any more."""
     can_defer: bool = False
+    """The model can search for tools, so a session with `defer_loading` may find its functions later."""
 
     def find_index(self, tool: Tool | Unknown) -> int | None:
         """Return the index of a tool entry in the request."""
@@ -236,11 +235,11 @@ class HostedSession:
         return None
 
     async def close(self) -> None:
-        """Release the resources of the session. Called once, also after errors and cancellation."""
+        """Release the resources of the session. Called once, even after errors and cancellation."""
 
 
 class HostedTool:
-    """A hosted tool of this server. `types` are the tool types of requests that it serves, aliases included."""
+    """A hosted tool of this server. `types` are the tool types that it serves, including aliases."""
 
     types: frozenset[str]
 

@@ -37,7 +37,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 
 class Connector:
-    """Opens connections to one server, if need be through a proxy, within `timeout` seconds each.
+    """Opens connections to one server, through a proxy if one is set, within `timeout` seconds each.
 
     `resolve` returns the addresses of a host; only these are connected to. `tls` is the context for TLS. By default, a
     new one is made.

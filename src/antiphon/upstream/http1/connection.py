@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self._owner = owner
         self._parser = HttpResponseParser(self)
-        # Some servers pad the sizes of chunks. The end of a chunk is certain all the same.
+        # Some servers pad the sizes of chunks. This does not make the end of a chunk ambiguous.
         self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None

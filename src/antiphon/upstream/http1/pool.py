@@ -19,7 +19,7 @@ class ConnectionPool:
         self.loop = asyncio.get_running_loop()
         self._connector = connector
         self._max_idle_seconds = max_idle_seconds
-        self._idle: dict[Connection, float] = {}  # with the times since when they are idle, oldest first
+        self._idle: dict[Connection, float] = {}  # each with the time at which it became idle, oldest first
         self._all: set[Connection] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -58,7 +58,7 @@ class ConnectionPool:
         self._all.discard(connection)
 
     def close(self) -> None:
-        """Close all connections, also those in use."""
+        """Close all connections, including those in use."""
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()

@@ -52,7 +52,7 @@ def parse_origin(url: str) -> Origin:
     try:
         host, port = parts.hostname or "", parts.port
         host = host if host.isascii() else host.encode("idna").decode("ascii")
-    except ValueError:  # UnicodeError is one
+    except ValueError:  # UnicodeError is a subclass
         raise InvalidUrl(url) from None
     if parts.scheme not in DEFAULT_PORTS or not host or port == 0 or quote(host, safe=":%!$&'()*+,;=~") != host:
         raise InvalidUrl(url)

@@ -16,7 +16,7 @@ from antiphon.protocol.tools import FileSearchTool, RankingOptions
 from antiphon.protocol.vector_stores import MAX_QUERY_LENGTH
 from antiphon.stream.deltas import CloseItem, ItemPassthrough, OpenItem
 from antiphon.tools.hosted.base import FoundText, HostedContext, HostedServices
-from antiphon.tools.hosted.file_search.tool import HostedFileSearch, read_options, read_queries
+from antiphon.tools.hosted.file_search.tool import FileSearchHostedTool, read_options, read_queries
 from antiphon.upstream.addresses import OutboundRules
 
 FOUND = FoundText(file_id="file-a", filename="a.txt", text="A.", score=0.51239, attributes={"k": 1})
@@ -53,7 +53,7 @@ def make_context(tool: FileSearchTool, stores: FakeStores | None = None) -> Host
 
 
 async def run_call(tool: FileSearchTool, stores: FakeStores, arguments: str) -> list[Any]:
-    session = await HostedFileSearch().open(tool, make_context(tool, stores))
+    session = await FileSearchHostedTool().open(tool, make_context(tool, stores))
     call = session.begin("file_search", "k")
     assert call.is_repeatable
     return [delta async for batch in call.run(arguments) for delta in batch]
@@ -112,7 +112,7 @@ def test_single_query_is_accepted() -> None:
 async def test_unknown_store_is_refused_with_its_path() -> None:
     tool = FileSearchTool(["vs_a", "vs_z"])
     with pytest.raises(NotFound) as caught:
-        await HostedFileSearch().open(tool, make_context(tool))
+        await FileSearchHostedTool().open(tool, make_context(tool))
     assert caught.value.param == "tools[0].vector_store_ids[1]"
 
 
@@ -148,6 +148,6 @@ def test_invalid_option_is_refused_with_its_path(tool: FileSearchTool, param: st
 
 
 def test_echo_has_the_defaults() -> None:
-    assert HostedFileSearch().echo(FileSearchTool(["vs_a"])) == FileSearchTool(
+    assert FileSearchHostedTool().echo(FileSearchTool(["vs_a"])) == FileSearchTool(
         ["vs_a"], max_num_results=20, ranking_options=RankingOptions(ranker="auto", score_threshold=0.0)
     )

@@ -49,7 +49,7 @@ _MAX_RETAINED_TOKENS = 16_000
 # Maximum number of times that the assumed size of a window is reduced.
 _MAX_SHRINKS = 8
 
-# A trial shows that a compacted conversation fits. Some servers refuse to write fewer tokens.
+# Output tokens of the trial that shows that a compacted conversation fits. Some servers refuse to write fewer.
 _TRIAL_TOKENS = 16
 _TRIAL_MESSAGE = Message("user", [InputText("Continue.")])
 

@@ -30,6 +30,8 @@ from antiphon.protocol.unions import Unknown
 from antiphon.tools.hosted.code_interpreter.code_stream import parse_code
 
 _VERSION = "v1"
+_MAX_CLOCK_DIGITS = 15
+_MAX_COUNT_DIGITS = 8
 
 
 class ReplayError(Exception):
@@ -127,7 +129,7 @@ def read_fingerprint(program: Program) -> int | None:
     """Return the time of the program's clock; None if the fingerprint is not that of the program."""
     _, _, rest = program.fingerprint.partition(".")
     clock, _, _ = rest.partition(".")
-    if not clock.isdecimal() or len(clock) > 15:
+    if not clock.isdecimal() or len(clock) > _MAX_CLOCK_DIGITS:
         return None
     expected = make_fingerprint(program.code, program.call_id, int(clock))
     return int(clock) if program.fingerprint == expected else None
@@ -155,8 +157,10 @@ def make_nested_id(program_id: str, number: int, hosted_calls: int) -> str:
 
 def count_hosted_calls(call: Any) -> int:
     """Return the number of hosted calls that an id of `make_nested_id` has."""
-    parts = str(getattr(call, "call_id", "")).rsplit("_", 2)
-    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() and len(parts[1]) < 9 else 0
+    match str(getattr(call, "call_id", "")).rsplit("_", 2):
+        case [_, count, _] if count.isdecimal() and len(count) <= _MAX_COUNT_DIGITS:
+            return int(count)
+    return 0
 
 
 # Comparison of a call with its record

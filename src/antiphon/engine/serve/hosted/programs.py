@@ -205,7 +205,7 @@ class ProgramCall(HostedCall):
             return
         if run.end is None:
             self.needs_client = self._programs.is_waiting = True
-            yield run.list_client_deltas()
+            yield run.client_deltas
             return
         note = "\n[The output was cut off: it is too long.]" if run.end.is_truncated else ""
         yield self._end(run.end.output + note, run.end.error)
@@ -228,7 +228,10 @@ class ProgramCall(HostedCall):
 
 
 class _ProgramRun:
-    """The calls of a running program, from the record or new. `end` is None if it waits for the client."""
+    """The calls of a running program, from the record or new.
+
+    `end` is None if it waits for the client. `client_deltas` are the items of the calls that the client has to run.
+    """
 
     def __init__(
         self,
@@ -240,6 +243,7 @@ class _ProgramRun:
         key: str,
     ) -> None:
         self.end: ProgramStep | None = None
+        self.client_deltas: list[Delta] = []
         self._programs = programs
         self._running = running
         self._program = program
@@ -250,12 +254,7 @@ class _ProgramRun:
         self._hosted_count = 0
         self._waiting: list[ToolRequest] = []
         self._paused: dict[int, CallPair] = {}  # calls that wait for an approval
-        self._client_deltas: list[Delta] = []
         self._result: CallResult | None = None
-
-    def list_client_deltas(self) -> list[Delta]:
-        """Return the items of the calls that the client has to run."""
-        return self._client_deltas
 
     async def stream(self) -> AsyncGenerator[Sequence[Delta], None]:
         step = await self._running.start()
@@ -380,7 +379,7 @@ class _ProgramRun:
         except msgspec.ValidationError as error:
             return make_error(request.number, f"The arguments of tools.{request.name} are invalid: {error}")
         if not self._client:
-            self._client_deltas += made
+            self.client_deltas += made
             return None
         pair = self._client.pop(0)
         if not is_same_call(pair.call, tool, request.arguments):

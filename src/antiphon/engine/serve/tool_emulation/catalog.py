@@ -16,7 +16,7 @@ from antiphon.protocol.unions import Unknown
 MAX_NAME_LENGTH = 64
 _MAX_DESCRIPTION_LINE = 160
 _ILLEGAL_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-# Characters between the parts of a name. A letter of another script is none of them.
+# Characters between the parts of a name. Letters of other scripts are not separators.
 _SEPARATORS = re.compile(r"[\W_]+")
 # A computer tool has one type as a tool and may have another in `tool_choice`.
 _COMPUTER_TYPES = frozenset({"computer", "computer_use", "computer_use_preview"})
@@ -150,7 +150,7 @@ class Catalog:
                 self._by_child_name.setdefault(key.name, []).append(entry)
 
     def get_backend_name(self, key: ToolKey) -> str:
-        """Return the tool's name for the backend, also for a tool that is no longer in the catalog."""
+        """Return the tool's name for the backend, even for a tool that is no longer in the catalog."""
         if key.namespace == key.name and key not in self._entries:
             return key.name  # a deferred function: see `get_client_name`
         return self._names.get_or_assign(key)

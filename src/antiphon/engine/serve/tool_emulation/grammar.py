@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _EXCERPT_LENGTH = 60
-# The matcher holds the interpreter's lock for some milliseconds for so many bytes. Other threads run between slices.
+# The matcher holds the interpreter's lock for some milliseconds per slice. Other threads run between slices.
 _SLICE_BYTES = 1024
 # The size of a pattern with its repetitions written out. Larger ones are not matched.
 _MAX_PATTERN_SIZE = 10_000

@@ -18,6 +18,8 @@ _SATURATION = 1.2
 _LENGTH_WEIGHT = 0.75
 # A word of a name counts as this many words of a description.
 _NAME_WEIGHT = 3
+# The shortest word that matches a word that it starts.
+_MIN_PREFIX = 4
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -77,8 +79,12 @@ def _split(text: str) -> list[str]:
 
 
 def _matches(query: str, word: str) -> bool:
-    """Return True if the words are equal, or one of more than three letters starts the other."""
-    return query == word or (len(query) > 3 and word.startswith(query)) or (len(word) > 3 and query.startswith(word))
+    """Return True if the words are equal, or one of them starts the other and is not very short."""
+    return (
+        query == word
+        or (len(query) >= _MIN_PREFIX and word.startswith(query))
+        or (len(word) >= _MIN_PREFIX and query.startswith(word))
+    )
 
 
 def _list_strings(value: Any) -> Iterable[str]:

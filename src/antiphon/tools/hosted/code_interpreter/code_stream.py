@@ -53,7 +53,7 @@ class CodeReader:
 
 
 def clean_text(text: str) -> str:
-    """Replace surrogates that are no pair, because they cannot be encoded."""
+    """Replace lone surrogates, because they cannot be encoded."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

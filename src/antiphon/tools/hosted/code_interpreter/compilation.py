@@ -17,7 +17,7 @@ from antiphon.tools.hosted.code_interpreter.prepare import STAGES, Stage, find_s
 logger = logging.getLogger(__name__)
 
 _COMPILER = "antiphon.tools.hosted.code_interpreter.compiler"
-# Compiling takes about a minute on two idle cores, and many times that on a busy machine.
+# Compiling takes about a minute on two idle cores, and much longer on a busy machine.
 _WAIT_SECONDS = 1800.0
 _RETRY_SECONDS = 30.0
 _SHUTTING_DOWN = "The server is shutting down."

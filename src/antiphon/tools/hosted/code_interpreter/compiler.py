@@ -75,8 +75,8 @@ def _compile_into(folder: Path, stage: Stage, name: str) -> None:
         raise RuntimeError("; ".join(str(each.message) for each in found) or f"there is no file {name}")
 
 
-def limit_impact() -> None:
-    """Let other processes of the machine come first."""
+def lower_priority() -> None:
+    """Give this process a lower priority than the other processes of the machine."""
     os.nice(_NICENESS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
@@ -95,5 +95,5 @@ def work() -> None:
 
 
 if __name__ == "__main__":
-    limit_impact()
+    lower_priority()
     work()

@@ -20,7 +20,7 @@ from typing import Literal
 from antiphon.config.loading import environment, load
 from antiphon.config.settings import Settings
 
-# The first stage takes half the CPU time of the second. Its code is slower by a third.
+# The first stage takes half the CPU time of the second, and its code is a third slower.
 Stage = Literal["quick", "optimized"]
 STAGES: tuple[Stage, ...] = ("quick", "optimized")
 

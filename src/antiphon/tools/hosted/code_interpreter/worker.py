@@ -160,7 +160,7 @@ def _decode(output: bytes) -> str:
 
 
 def limit_process() -> None:
-    """Limit the resources of this process, in case that code leaves its sandbox."""
+    """Limit the resources of this process, in case code escapes from its sandbox."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 

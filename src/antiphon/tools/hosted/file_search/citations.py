@@ -13,7 +13,7 @@ from antiphon.stream.deltas import Annotate, Text
 from antiphon.tools.hosted.base import TextFilter
 
 OPEN, CLOSE = "【", "】"
-# A longer text in brackets, or one with a line break, is no marker.
+# A longer text in brackets, or one with a line break, is not a marker.
 _MAX_LENGTH = 256
 _NUMBERS = re.compile(r"\s*\d+(?:\s*[,;、]\s*\d+)*\s*")
 _NUMBER = re.compile(r"\d+")
@@ -76,7 +76,7 @@ class CitationFilter(TextFilter):
             found.append(Text(text))
 
     def _read_marker(self, found: list[Text | Annotate], length: int) -> None:
-        """Replace the marker at the beginning of the held text, or emit the text if it is no marker."""
+        """Replace the marker at the beginning of the held text, or emit the text if it is not a marker."""
         cited = self._find_sources(self._held[1 : length - 1])
         if cited is None:
             self._emit(found, length)
@@ -85,7 +85,7 @@ class CitationFilter(TextFilter):
         found.extend(Annotate(FileCitation(source.file_id, source.filename, self._length)) for source in cited)
 
     def _find_sources(self, content: str) -> list[Source] | None:
-        """Return the sources that a marker names, without unknown ones. None if the text is no marker."""
+        """Return the sources that a marker names, without unknown ones. None if the text is not a marker."""
         if len(content) >= _MAX_LENGTH or "\n" in content:
             return None
         named = [source for source in self._sources if content.strip() in (source.filename, source.file_id)]

@@ -81,10 +81,10 @@ def create(setup: HostedSetup) -> HostedTool:
         check_packages(embed=setup.settings.embeddings is None)
     except InvalidRequest as error:
         raise HostedUnavailable(frozenset({TYPE}), error.message) from None
-    return HostedFileSearch()
+    return FileSearchHostedTool()
 
 
-class HostedFileSearch(HostedTool):
+class FileSearchHostedTool(HostedTool):
     """Searches vector stores of the project of a request."""
 
     types = frozenset({TYPE})
@@ -113,7 +113,7 @@ class HostedFileSearch(HostedTool):
 
 
 class FileSearchSession(HostedSession):
-    """The searches of one response. The results of all searches in the context can be cited, also of earlier ones."""
+    """The searches of one response. The results of all searches in the context can be cited."""
 
     functions = (_FUNCTION,)
     label = TYPE

@@ -32,7 +32,7 @@ class _StoredFile(NamedTuple):
 
 
 class InputImages:
-    """The latest images of the context: those of the last message with images, or the last one that was made."""
+    """The latest images of the context: those of the last message with images, or the last generated one."""
 
     def __init__(
         self,

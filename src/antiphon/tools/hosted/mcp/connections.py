@@ -20,9 +20,9 @@ class _Entry:
 
 
 class McpConnections:
-    """One client for each server and credentials. It is closed when it is not used for `idle_seconds`.
+    """One client for each server and credentials. A client that was not used for `idle_seconds` is closed.
 
-    If there are too many, the one that is idle for the longest time is closed. Raises Unavailable if all are in use.
+    If there are too many clients, the one that has been idle longest is closed. Raises Unavailable if all are in use.
     """
 
     def __init__(self, *, idle_seconds: float = IDLE_SECONDS, max_connections: int = MAX_CONNECTIONS) -> None:

@@ -10,7 +10,7 @@ def is_read_only(tool: McpToolInfo) -> bool:
 
 
 def is_repeatable(tool: McpToolInfo) -> bool:
-    """Return True if a call can be made again: it changes nothing, or nothing more than once."""
+    """Return True if a call can be repeated: it changes nothing, or repeating it changes nothing more."""
     return _has_hint(tool, "read_only") or _has_hint(tool, "idempotent")
 
 

@@ -22,7 +22,7 @@ ListTools = Callable[[], Awaitable[tuple[Sequence[McpToolInfo], JsonObject | Non
 class McpSession(HostedSession):
     """One server during one response.
 
-    `listed` is the list of the server's tools, and `is_known` tells if the context has it already. `error` is the
+    `listed` is the list of the server's tools. `is_known` is True if the context already has the list. `error` is the
     reason if the tools could not be listed. If `listed` is None, an earlier attempt at the response has listed them, or
     `list_tools` does before the first search.
     """

@@ -14,7 +14,7 @@ from antiphon.turn_queue import QueueLimits, TurnQueue
 logger = logging.getLogger(__name__)
 
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
-# More than the largest output and all arguments in UTF-8. The process is not trusted: code may leave the isolate.
+# More than the largest output and all arguments in UTF-8. The process is not trusted: code may escape from the isolate.
 _MAX_STEP_BYTES = 64 * 1024 * 1024
 _WORKER = "antiphon.tools.hosted.program.worker"
 # The start of the interpreter and of V8, on a busy machine.

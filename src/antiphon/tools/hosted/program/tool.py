@@ -71,7 +71,7 @@ class ProgramHost(Protocol):
         """Begin a call of the tool."""
 
 
-class ProgrammaticToolCalling(HostedTool):
+class ProgramHostedTool(HostedTool):
     types = _TYPES
 
     def __init__(self, setup: HostedSetup) -> None:
@@ -84,13 +84,13 @@ class ProgrammaticToolCalling(HostedTool):
         return ProgramSession(self._runner, context)
 
 
-def create(setup: HostedSetup) -> ProgrammaticToolCalling:
+def create(setup: HostedSetup) -> ProgramHostedTool:
     """Create the tool. Raises HostedUnavailable if it is switched off or its package is missing."""
     if not setup.settings.programs.enabled:
         raise HostedUnavailable(_TYPES, "Programs are switched off (setting programs.enabled).")
     if find_spec("py_mini_racer") is None:
         raise HostedUnavailable(_TYPES, "Programs need a package: pip install 'antiphon[code]'.")
-    return ProgrammaticToolCalling(setup)
+    return ProgramHostedTool(setup)
 
 
 class ProgramSession(HostedSession):

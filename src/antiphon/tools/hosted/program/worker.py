@@ -78,7 +78,7 @@ class IsolatedProgram:
 
 
 def limit_process(memory_bytes: int) -> None:
-    """Limit the resources of this process: array buffers are no part of the heap, and code may leave its sandbox."""
+    """Limit the resources of this process: array buffers are not on the heap, and code may escape from its sandbox."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform == "linux":

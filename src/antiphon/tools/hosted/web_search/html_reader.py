@@ -1,4 +1,4 @@
-"""The text of HTML pages by the standard library, for servers without selectolax."""
+"""Extraction of text from HTML with the standard library, for servers without selectolax."""
 
 from html.parser import HTMLParser
 

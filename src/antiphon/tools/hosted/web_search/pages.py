@@ -78,7 +78,7 @@ def _decode(fetched: Fetched) -> str:
 
 
 def _is_charset(name: str) -> bool:
-    """Return True for a charset of web pages. Python has other codecs, some of which are slow, as `punycode` is."""
+    """Return True for a charset of web pages. Python has other codecs, some of which are slow, such as `punycode`."""
     try:
         return _CHARSETS.match(codecs.lookup(name).name) is not None
     except (LookupError, ValueError):

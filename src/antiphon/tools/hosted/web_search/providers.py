@@ -189,7 +189,7 @@ PROVIDERS: Mapping[str, type[SearchProvider]] = {
 
 
 def _read_result(result: Any) -> _Result | None:
-    """Return a result of the provider, or None if it is no web page: SearXNG also finds texts without a URL."""
+    """Return a result of the provider, or None if it is not a web page: SearXNG also finds texts without a URL."""
     try:
         read = msgspec.convert(result, _Result)
     except msgspec.ValidationError:
