@@ -136,7 +136,7 @@ async def test_connection_cut_off_late_is_replaced_by_a_stream(
         assert await ask(conn) == HELLO
         assert (list_streams(conn), conn.waits) == ([False, True, True, False], [])
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "`always_stream`" in record.message
+    assert "To stream all answers, set always_stream." in record.message
 
 
 async def test_connection_cut_off_early_is_retried_without_streaming() -> None:
