@@ -158,7 +158,7 @@ async def test_question_waits_for_processes_that_reconnect(
     first._seconds = float(TIMEOUT)
     second.answers["repeat"] = repeat
     listeners = [link._notifications.listener for link in links]
-    postgres_schema.fetch(f"SELECT pg_terminate_backend(pid) FROM unnest(ARRAY{listeners}::integer[]) AS pid")
+    postgres_schema.fetch(f"SELECT pg_terminate_backend(pid, 60000) FROM unnest(ARRAY{listeners}::integer[]) AS pid")
     assert await first.ask("repeat", b"a") == [b"aa"]
 
 
