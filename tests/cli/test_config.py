@@ -152,3 +152,14 @@ def test_cost_budget_without_a_price_for_other_models_is_a_warning(home, script,
     assert check(capfd)[1][:2] == [warning, "ok"]
     path.write_text(settings + '[prices."*"]\ninput = 1.0\noutput = 2.0\n')
     assert check(capfd)[1][0] == "ok"
+
+
+def test_budget_that_a_restart_resets_is_a_warning(home, script, capfd):
+    (home / "antiphon.toml").write_text("stateless = true\n[limits]\ntokens_per_month = 1000")
+    warning = (
+        "limits.tokens_per_month: a stateless server loses the usage when it stops, so that a budget begins again at "
+        "every start. Store data in SQLite or PostgreSQL."
+    )
+    assert check(capfd)[1][:2] == [f"warning: {warning}", "ok"]
+    main(["doctor"])
+    assert warning in " ".join(capfd.readouterr().out.split())

@@ -455,3 +455,41 @@ def test_limits_of_grammars_are_a_table(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text("[grammars]\nitems = 3\ncompile_seconds = 2")
     assert load(path, HOME, {}).grammars == GrammarLimits(items=3, compile_seconds=2)
+
+
+_LIMITS = """
+    [limits]
+    concurrent = 8
+    stored_bytes = 1000
+    [projects.a.limits]
+    tokens_per_month = 1000
+    [projects.b.key_limits]
+    requests_per_minute = 60
+    """
+
+
+def describe_reset(store: str) -> str:
+    return (
+        f"projects.a.limits.tokens_per_month: {store} loses the usage when it stops, so that a budget begins again at "
+        "every start. Store data in SQLite or PostgreSQL."
+    )
+
+
+def test_limits_of_a_stateless_server_with_workers_are_a_warning() -> None:
+    settings = load(write(_LIMITS), HOME, {"stateless": True, "workers": 4})
+    multiplied = (
+        "limits.concurrent, projects.a.limits.tokens_per_month, projects.b.key_limits.requests_per_minute: each of the "
+        "4 workers of a stateless server counts for itself, so that together they admit up to 4 times as much. Divide "
+        "the limits by 4, use one worker, or store data in SQLite or PostgreSQL."
+    )
+    assert settings.warnings == (multiplied, describe_reset("a stateless server"))
+
+
+def test_budget_in_the_memory_store_is_a_warning() -> None:
+    settings = load(write(_LIMITS), HOME, {"store": "memory:"})
+    assert settings.warnings == (describe_reset("the memory store"),)
+
+
+@pytest.mark.parametrize("text", ["workers = 4\nstateless = true", f"workers = 4\n{_LIMITS}", "store = 'memory:'"])
+def test_limits_whose_counts_are_stored_are_no_warning(text: str) -> None:
+    assert load(write(text), HOME, {}).warnings == ()

@@ -1,6 +1,6 @@
 """The tables of the settings for limits, projects and prices."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -93,6 +93,9 @@ class FileLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     search_cache_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
 
 
+# The limits that each process counts, and exchanges through the store.
+_COUNTED = KeyLimits.__struct_fields__
+_BUDGETS = ("tokens_per_month", "cost_per_month")
 _PROJECT_TABLES: Mapping[str, type[Struct]] = {"limits": UsageLimits, "key_limits": KeyLimits}
 
 
@@ -141,6 +144,41 @@ def lacks_default_price(
     return ANY_MODEL not in prices and _has_cost_budget(limits, projects)
 
 
+def describe_lost_counts(
+    limits: UsageLimits, projects: Mapping[str, ProjectSettings], *, store: str, workers: int
+) -> Iterator[str]:
+    """Yield warnings about the limits of a server whose counts are only in the memory of each process.
+
+    `store` describes the reason, such as "a stateless server".
+    """
+    tables = dict(_list_tables(limits, projects))
+    names = [f"{path}.{name}" for path, table in tables.items() for name in _list_set(table, _COUNTED)]
+    if names and workers > 1:
+        yield (
+            f"{', '.join(names)}: each of the {workers} workers of {store} counts for itself, so that together they "
+            f"admit up to {workers} times as much. Divide the limits by {workers}, use one worker, or store data in "
+            "SQLite or PostgreSQL."
+        )
+    names = [f"{path}.{name}" for path, table in tables.items() for name in _list_set(table, _BUDGETS)]
+    if names:
+        yield (
+            f"{', '.join(names)}: {store} loses the usage when it stops, so that a budget begins again at every start. "
+            "Store data in SQLite or PostgreSQL."
+        )
+
+
+def _list_set(table: KeyLimits, names: Iterable[str]) -> list[str]:
+    return [name for name in names if getattr(table, name) is not None]
+
+
 def _has_cost_budget(limits: UsageLimits, projects: Mapping[str, ProjectSettings]) -> bool:
-    tables = [limits, *(table for each in projects.values() for table in (each.limits, each.key_limits))]
-    return any(table is not None and table.cost_per_month is not None for table in tables)
+    return any(table.cost_per_month is not None for _, table in _list_tables(limits, projects))
+
+
+def _list_tables(limits: UsageLimits, projects: Mapping[str, ProjectSettings]) -> Iterator[tuple[str, KeyLimits]]:
+    """Yield all tables of limits, with their param paths."""
+    yield "limits", limits
+    for name, project in projects.items():
+        yield f"projects.{name}.limits", project.limits
+        if project.key_limits is not None:
+            yield f"projects.{name}.key_limits", project.key_limits

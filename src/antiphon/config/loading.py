@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from antiphon.config.limits import FileLimits, UsageLimits, lacks_prices, read_prices, read_projects
+from antiphon.config.limits import (
+    FileLimits,
+    UsageLimits,
+    describe_lost_counts,
+    lacks_prices,
+    read_prices,
+    read_projects,
+)
 from antiphon.config.readers import (
     PREFIX,
     ProblemCollector,
@@ -100,7 +107,8 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     if dbos is not None:
         values = dbos.limits | values
         warnings += dbos.warnings
-    settings = Settings(**values, warnings=tuple(warnings))
+    settings = Settings(**values)
+    settings = msgspec.structs.replace(settings, warnings=(*warnings, *_find_lost_counts(settings)))
     for names, message in _find_contradictions(settings):
         # A wrong value has been replaced by the default, which may contradict the other setting.
         if not any(name in problem for problem in found.problems for name in names):
@@ -132,6 +140,13 @@ def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
     for name in settings.allowed_hosts:
         if not _HOST_NAME.fullmatch(name.strip()):
             yield (), f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path."
+
+
+def _find_lost_counts(settings: Settings) -> Iterator[str]:
+    """Yield warnings about limits whose counts are not stored."""
+    if settings.stateless or settings.store.startswith("memory:"):
+        store = "a stateless server" if settings.stateless else "the memory store"
+        yield from describe_lost_counts(settings.limits, settings.projects, store=store, workers=settings.workers)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
