@@ -303,10 +303,11 @@ class Engine:
     ) -> Run | BackgroundRun:
         # A reload may replace the pipeline at any await: only the one that was acquired stays open.
         self._foreground.check_accepting()
-        if self._store.failure is not None and (request.store is not False or request.background):
-            await self._store.check()  # refuse the request before the model is called
-        if self._quota is not None and (request.store is not False or request.background):
-            await self._quota.check(project)
+        if (self._store.failure is not None or self._quota is not None) and _is_stored(request):
+            if self._store.failure is not None:
+                await self._store.check()  # refuse the request before the model is called
+            if self._quota is not None:
+                await self._quota.check(project)
         prepared = await pipeline.prepare(request, project=project, memory=memory, share=share)
         if prepared.turn.request.background:
             return await self._enqueue(prepared, project, key_id)
@@ -469,6 +470,11 @@ class Engine:
         if rows is None:
             rows = await self._foreground.list_input_items(project, response_id, after=after, limit=limit, order=order)
         return make_page(rows.items, has_more=rows.has_more)
+
+
+def _is_stored(request: CreateRequest) -> bool:
+    """Return True if the response or its items will be stored. A conversation gets the items without a response, too."""
+    return request.store is not False or request.background is True or request.conversation is not None
 
 
 def _release(pipeline: Pipeline, share: HistoryShare | None) -> None:

@@ -80,7 +80,7 @@ class StorageQuota:
             name = f"projects.{project}.limits.stored_bytes" if project in self._limits else "limits.stored_bytes"
             raise RateLimited(
                 f"The data of this project has {measurement.size} bytes, and the limit `{name}` is {limit}. "
-                "Delete responses or conversations, or send 'store: false'.",
+                "Delete responses or conversations, or send 'store: false' without a conversation.",
                 code=QUOTA_EXCEEDED,
             )
 

@@ -235,6 +235,21 @@ def test_stored_bytes_refuse_only_requests_that_store(serve: Serve) -> None:
     assert ask(running).status == 200
 
 
+def test_stored_bytes_refuse_requests_that_add_items_to_a_conversation(serve: Serve) -> None:
+    running = serve({}, limits=UsageLimits(stored_bytes=100))
+    conversation = running.ask("POST", "/v1/conversations", {}).json["id"]
+    assert ask(running, "a" * 100, conversation=conversation, store=False).status == 200
+    # The size is measured again when the last measurement is old.
+    running.engine._quota._measurements.clear()
+    refused = ask(running, conversation=conversation, store=False)
+    assert (refused.status, refused.json["error"]["code"]) == (429, "insufficient_quota")
+    assert (
+        running.ask("GET", f"/v1/conversations/{conversation}/items").json["data"][-1]["content"][0]["text"]
+        == "a" * 100
+    )
+    assert ask(running, store=False).status == 200
+
+
 def test_budget_of_a_project_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     options = {
