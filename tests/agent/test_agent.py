@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -276,6 +276,22 @@ async def test_run_id_cannot_be_reused(in_process: ScriptedModel, ledger: Ledger
     assert (raised.value.param, raised.value.code) == ("run_id", "run_exists")
 
 
+@pytest.mark.parametrize("run_id", ["order:1:0", "2026-11-19T10:30:15", "a:1:0:2:1"])
+async def test_run_id_of_the_form_of_a_subagents_run_is_refused_with_a_ledger(
+    in_process: ScriptedModel, ledger: Ledger, run_id: str
+) -> None:
+    agent = in_process.agent()
+    with pytest.raises(
+        InvalidRequest, match=f"run_id: '{run_id}' has the form of the ids that the subagents"
+    ) as raised:
+        await agent.run("Go.", ledger=ledger, run_id=run_id)
+    assert (raised.value.param, raised.value.code) == ("run_id", "invalid_run_id")
+    assert await ledger.runs() == []
+    in_process.set_answers("Mild.", "Mild.")
+    assert (await agent.run("Go.", run_id=run_id)).run_id == run_id
+    assert (await agent.run("Go.", ledger=ledger, run_id="order:1")).kind == "final"
+
+
 # Invalid options
 
 
@@ -324,6 +340,18 @@ def plain(city: str) -> str:
         (lambda: Prices(input=1, output=-2), "prices: 'output' must be a number, at least 0, not -2."),
         (lambda: Prices(input=1, output=2, cached=float("nan")), "prices: 'cached' must be a number"),
         (lambda: Agent(model="m", settings={"input": "Hi."}), "settings: 'input' is the task of a run."),
+        (
+            lambda: Agent(model="m", settings=cast(Any, ["temperature"])),
+            "settings: expected a dictionary .*, got list.",
+        ),
+        (
+            lambda: Agent(model="m", settings={"tools": [{"type": "mcp", "filter": {"names": len}}]}),
+            r"settings.tools\[0\].filter.names: a value of type builtin_function_or_method cannot be encoded as JSON",
+        ),
+        (
+            lambda: Agent(model="m", settings={"user": "caf\udce9"}),
+            "settings.user: a value of type str cannot be encoded",
+        ),
         (lambda: Agent(model="m", settings={"stream": False}), "settings: 'stream' must be true."),
         (
             lambda: Agent(model="m", settings={"store": False}, conversation_state="server"),

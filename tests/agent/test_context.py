@@ -300,7 +300,11 @@ def test_cost_limit_of_a_run_requires_prices() -> None:
     [
         ({"limits": {"turns": 1}}, ConfigError, "limits: expected Limits, got dict."),
         ({"tools": [len]}, ConfigError, "len is not a tool"),
-        ({"settings": {"metadata": object()}}, InvalidRequest, "The settings cannot be encoded as JSON"),
+        (
+            {"settings": {"metadata": object()}},
+            ConfigError,
+            "settings.metadata: a value of type object cannot be encoded",
+        ),
         ({"ledger": "runs.db"}, ConfigError, "ledger: expected a ledger such as"),
         ({"cancel": True}, ConfigError, "cancel: expected an asyncio.Event, got bool."),
         (

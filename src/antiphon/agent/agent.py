@@ -15,6 +15,7 @@ from antiphon.agent.arguments import (
     check_deps,
     check_hooks,
     check_run,
+    check_run_id,
     check_settings,
     check_text,
     check_types,
@@ -239,7 +240,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         if arguments.session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
         run_id = given.get("run_id") or make_run_id()
-        check_text(run_id, "run_id")
+        check_run_id(run_id, arguments.ledger)
         return self._make_runner().start([*history, *read_task(task)], run_id, arguments)
 
     def run_subagent(

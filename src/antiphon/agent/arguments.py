@@ -14,7 +14,7 @@ from antiphon.agent.approvals import Approval
 from antiphon.agent.content import ContentInput, is_content, user_message
 from antiphon.agent.limits import Limits, Prices
 from antiphon.errors import ConfigError, InvalidRequest
-from antiphon.ledger import Ledger
+from antiphon.ledger import Ledger, find_first_run
 from antiphon.protocol.json_text import JsonObject
 from antiphon.session import Session
 from antiphon.tools.toolset import Member
@@ -108,15 +108,34 @@ def check_deps(deps: object, deps_type: Any) -> None:
 
 
 def check_settings(settings: Mapping[str, Any] | None, conversation_state: str) -> None:
-    """Raise ConfigError for settings that would have no effect, or that contradict the agent."""
+    """Raise ConfigError for settings that are not JSON, that would have no effect, or that contradict the agent."""
     if not settings:
         return
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings: expected a dictionary of parameters, got {type(settings).__name__}.")
+    _check_encodable(dict(settings), "settings")
     if "input" in settings:
         raise ConfigError("settings: 'input' is the task of a run. Pass earlier items as 'history'.")
     if settings.get("stream") not in (None, True):
         raise ConfigError("settings: 'stream' must be true. An agent always reads a stream; 'run' returns its outcome.")
     if conversation_state == "server" and settings.get("store") not in (None, True):
         raise ConfigError("settings: 'store' must be true, because conversation_state is 'server'.")
+
+
+def _check_encodable(value: Any, path: str) -> None:
+    """Raise ConfigError, with the path of the first value that cannot be part of a request."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        inner: Any = value.items() if isinstance(value, dict) else ()
+        if isinstance(value, list | tuple):
+            inner = enumerate(value)
+        if not isinstance(error, RecursionError):
+            for name, each in inner:
+                _check_encodable(each, f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}")
+        raise ConfigError(
+            f"{path}: a value of type {type(value).__name__} cannot be encoded as JSON: {error}."
+        ) from None
 
 
 def takes_context(hook: Callable[..., object]) -> bool:
@@ -146,6 +165,22 @@ def check_run(run: object) -> None:
         reason = " It is None for a run that has an answer." if run is None else ""
         raise InvalidRequest(
             f"run: expected the id of a run or the state of its outcome, got {type(run).__name__}.{reason}", param="run"
+        )
+
+
+def check_run_id(run_id: object, ledger: Ledger | None) -> None:
+    """Raise ConfigError for an id of a new run that is not a text, and InvalidRequest for one that a subagent may have.
+
+    With a ledger, a run is stored under its id, and the runs of its subagents under the ids that are derived from it.
+    """
+    check_text(run_id, "run_id")
+    first = None if ledger is None else find_first_run(str(run_id))
+    if first is not None:
+        raise InvalidRequest(
+            f"run_id: {run_id!r} has the form of the ids that the subagents of the run {first!r} get. "
+            "Use an id that does not end with two numbers after colons.",
+            param="run_id",
+            code="invalid_run_id",
         )
 
 

@@ -5,6 +5,7 @@ import gc
 import socket
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from antiphon import Agent, ConversationSession, WebSocketTransport
 from antiphon.agent.transports.base import ResponseCollector
 from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import (
@@ -229,6 +231,27 @@ def test_base_url_without_host_is_refused(url: str) -> None:
 def test_base_url_with_the_endpoint_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"base_url: .* must not include /responses"):
         HttpTransport(url)
+
+
+@pytest.mark.parametrize(
+    "key", ["sk-secret\n", "sk-secret\r\nX-Admin: 1", " sk-secret", "sk-s\u00e9cret", "sk-secret\x00"]
+)
+@pytest.mark.parametrize(
+    "connect",
+    [
+        lambda key: HttpTransport("http://127.0.0.1/v1", api_key=key),
+        lambda key: WebSocketTransport("ws://127.0.0.1/v1", api_key=key),
+        lambda key: Agent(model="m", base_url="http://127.0.0.1/v1", api_key=key),
+        lambda key: ConversationSession("conv_1", base_url="http://127.0.0.1/v1", api_key=key),
+    ],
+    ids=["http", "websocket", "agent", "session"],
+)
+def test_api_key_that_is_no_header_value_is_refused_and_not_shown(connect: Callable[[str], Any], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        connect(key)
+    assert (
+        raised.value.message == "api_key: it must be one line of ASCII text, without surrounding spaces or line breaks."
+    )
 
 
 @pytest.mark.parametrize("url", ["http://host:notaport/v1", "http://[bad/v1", "http://127.0.0.1:99999/v1"])

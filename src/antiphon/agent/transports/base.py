@@ -1,7 +1,7 @@
 """The transport of an agent's requests to a model: HTTP, WebSockets, or an engine of this process."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.error_mapping import map_api_error
+from antiphon.upstream.options import is_header_value
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
@@ -36,6 +37,16 @@ def check_base_url(base_url: str, *, schemes: Sequence[str] = ("http://", "https
         raise ConfigError(f"base_url: {base_url!r} has no host.")
     if base_url.partition("?")[0].rstrip("/").endswith("/responses"):
         raise ConfigError(f"base_url: {base_url!r} must not include /responses. The agent adds it.")
+
+
+def make_headers(headers: Mapping[str, str], api_key: object) -> dict[str, str]:
+    """Return the headers of all requests. Raises ConfigError for an API key that cannot be part of a header."""
+    if not api_key:
+        return dict(headers)
+    if not isinstance(api_key, str) or not is_header_value(api_key):
+        # The message does not show the key.
+        raise ConfigError("api_key: it must be one line of ASCII text, without surrounding spaces or line breaks.")
+    return {"Authorization": f"Bearer {api_key}", **headers}
 
 
 def describe_address(url: str) -> str:

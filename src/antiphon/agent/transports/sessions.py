@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
+from antiphon.agent.transports.base import make_headers
 from antiphon.errors import AntiphonError
 from antiphon.upstream.error_mapping import decode_json_or_text, map_api_error
 from antiphon.upstream.http import HttpResponse, HttpSession
@@ -13,9 +14,7 @@ class LoopSessions:
 
     def __init__(self, url: str, *, api_key: str | None, headers: Mapping[str, str], connect_timeout: float) -> None:
         self._url = url
-        self._headers = dict(headers)
-        if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key}")
+        self._headers = make_headers(headers, api_key)
         self._connect_timeout = connect_timeout
         self._sessions: dict[asyncio.AbstractEventLoop, HttpSession] = {}
 

@@ -13,7 +13,14 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from antiphon.agent.transports.base import Events, check_base_url, decode_event, describe_address, is_last
+from antiphon.agent.transports.base import (
+    Events,
+    check_base_url,
+    decode_event,
+    describe_address,
+    is_last,
+    make_headers,
+)
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject, read_json
@@ -56,9 +63,7 @@ class WebSocketTransport:
         path, question, query = rest.partition("?")
         secure = "wss" if scheme in ("https", "wss") else "ws"
         self.url = f"{secure}://{path.rstrip('/')}/responses{question}{query}"
-        self._headers = dict(headers or {})
-        if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key}")
+        self._headers = make_headers(headers or {}, api_key)
         self._retries = retries
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
