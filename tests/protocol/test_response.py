@@ -174,6 +174,12 @@ def test_json_schema_format_without_schema_has_null() -> None:
     }
 
 
+def test_input_transformations_survive_a_round_trip() -> None:
+    removed = {"id": "rs_1", "type": "reasoning", "action": "removed", "reason": "model_mismatch"}
+    payload = {**BARE, "input_transformations": [removed]}
+    assert encoded(decode_response(json.dumps(payload).encode())) == payload
+
+
 def test_openai_only_fields_are_encoded_if_set() -> None:
     value = response(user="u", prompt_cache_retention="24h", tool_usage={"a": 1})
     assert encoded(value) == {**BARE, "user": "u", "prompt_cache_retention": "24h", "tool_usage": {"a": 1}}

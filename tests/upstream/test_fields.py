@@ -1,11 +1,11 @@
-"""Tool-call arguments, log probabilities and the name of the model that answered."""
+"""Tool-call arguments, citations, log probabilities and the name of the model that answered."""
 
 from typing import Any
 
 import pytest
 
 from antiphon.errors import UpstreamError
-from antiphon.protocol.content import LogProb, TopLogProb
+from antiphon.protocol.content import LogProb, TopLogProb, UrlCitation
 from antiphon.stream.deltas import Delta, Served, Text
 from antiphon.upstream.fields import (
     MAX_LIST_LENGTH,
@@ -13,6 +13,7 @@ from antiphon.upstream.fields import (
     ServedModel,
     normalize_arguments,
     parse_logprobs,
+    parse_url_citation,
     read_list,
 )
 
@@ -40,6 +41,30 @@ def test_other_arguments_are_wrapped_in_an_object(arguments: str, written: str) 
 
 def test_truncated_arguments_are_wrapped() -> None:
     assert normalize_arguments('{"a":' * 100_000).startswith('{"arguments":"')
+
+
+URL = "https://a.example"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "parsed"),
+    [
+        ({}, UrlCitation(URL, "", 0, 0)),
+        ({"title": None, "start_index": None, "end_index": None}, UrlCitation(URL, "", 0, 0)),
+        ({"title": "A", "start_index": "1", "end_index": True}, UrlCitation(URL, "A", 0, 0)),
+        ({"title": "A", "start_index": 1, "end_index": 2}, UrlCitation(URL, "A", 1, 2)),
+    ],
+)
+def test_citation_of_a_page_is_completed(fields: dict[str, Any], parsed: UrlCitation, nested: bool) -> None:
+    cited = {"url": URL} | fields
+    payload = {"type": "url_citation"} | ({"url_citation": cited} if nested else cited)
+    assert parse_url_citation(payload) == parsed
+
+
+@pytest.mark.parametrize("payload", [None, "x", {}, {"type": "other", "url": URL}, {"type": "url_citation", "url": 1}])
+def test_other_annotation_is_no_citation_of_a_page(payload: Any) -> None:
+    assert parse_url_citation(payload) is None
 
 
 YES = {"token": "Yes", "logprob": -0.25}

@@ -177,6 +177,7 @@ class Response(Reply, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_diagnostics: JsonObject | None = None
     access_programs: JsonObject | None = None
+    input_transformations: list[JsonObject] | None = None
     moderation: Any = None
     tool_usage: JsonObject | None = None
     # An extension: the backend that served the response, and the model's name there.

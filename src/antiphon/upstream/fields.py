@@ -1,12 +1,12 @@
-"""Fields that several APIs share: tool-call arguments, log probabilities, the name of the model that answered."""
+"""Fields that several APIs share: tool-call arguments, citations, log probabilities, and the name of the model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.errors import UpstreamError
-from antiphon.protocol.content import LogProb, TopLogProb
+from antiphon.protocol.content import LogProb, TopLogProb, UrlCitation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.stream.deltas import Delta, Served
 from antiphon.stream.limits import ANSWER_TOO_LARGE
@@ -73,6 +73,24 @@ def parse_logprobs(payload: Any) -> tuple[LogProb, ...]:
         )
         for token in _list_tokens(payload)
     )
+
+
+def parse_url_citation(payload: Any) -> UrlCitation | None:
+    """Return a citation of a web page, or None if it is not one. A missing title is empty, a missing index is 0.
+
+    The fields may be nested in `url_citation`, as in Chat Completions.
+    """
+    if not isinstance(payload, Mapping) or payload.get("type") != "url_citation":
+        return None
+    cited = payload.get("url_citation", payload)
+    if not isinstance(cited, Mapping) or not isinstance(cited.get("url"), str):
+        return None
+    start, end = _parse_index(cited.get("start_index")), _parse_index(cited.get("end_index"))
+    return UrlCitation(cited["url"], str(cited.get("title") or ""), start, end)
+
+
+def _parse_index(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _list_tokens(payload: Any) -> list[JsonObject]:

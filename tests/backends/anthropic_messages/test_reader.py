@@ -121,6 +121,13 @@ def test_stream_without_stop_reason_is_upstream_error() -> None:
         reader.end()
 
 
+def test_second_message_in_one_answer_is_upstream_error() -> None:
+    reader = make_reader()
+    _read(reader, (WIRE / "broken_off.sse").read_bytes())
+    with pytest.raises(UpstreamError, match="started a second message"):
+        _read(reader, b'data: {"type":"message_start","message":{"content":[]}}\n\n')
+
+
 @pytest.mark.parametrize("data", [b"not json", b'{"type":"content_block_delta","index":"one"}', b"\xff\xfe{}"])
 def test_invalid_event_is_upstream_error(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="invalid event"):

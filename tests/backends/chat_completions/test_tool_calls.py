@@ -10,7 +10,7 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.protocol.response import Usage
 from antiphon.protocol.tools import FunctionTool
-from antiphon.stream.deltas import Delta, Finish, TokenUsage, ToolCall
+from antiphon.stream.deltas import Delta, Finish, Text, TokenUsage, ToolCall
 from antiphon.stream.sse import SseMessage
 from support.chat_reader import make_reader
 from support.replay import replay
@@ -80,6 +80,41 @@ def test_call_in_the_whole_message_has_its_name_and_is_not_repeated(delta: dict[
     calls = [each for each in deltas if isinstance(each, ToolCall)]
     assert [(each.key, each.name) for each in calls if each.name] == [(0, "get"), (1, "get_weather")]
     assert [each for each in calls if not each.name] == [ToolCall(0, "{}"), ToolCall(1, "{}")]
+
+
+EMPTY_PARTS = [
+    {},
+    {"index": 0, "function": None},
+    {"index": 0, "id": "", "type": None, "function": {}},
+    {"index": 1, "id": "", "type": None, "function": {"name": "", "arguments": ""}},
+    {"id": None, "function": {"name": None, "arguments": None}},
+]
+
+
+@pytest.mark.parametrize("empty", EMPTY_PARTS)
+def test_part_without_content_starts_no_call(empty: dict[str, Any]) -> None:
+    """Some servers send one with each chunk of text."""
+    reader, deltas = make_reader(), list[Delta]()
+    for choice in (
+        {"delta": {"content": "a", "tool_calls": [empty]}},
+        {"delta": {"content": "b", "tool_calls": [empty, empty], "function_call": {"name": "", "arguments": ""}}},
+        {"delta": {"tool_calls": [empty]}, "finish_reason": "stop"},
+        {"message": {"content": "ab", "tool_calls": [empty]}, "finish_reason": "stop"},
+    ):
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [choice]}).encode()))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
+    assert deltas == [Text("a"), Text("b"), TokenUsage(Usage(0, 0, 0)), Finish()]
+
+
+@pytest.mark.parametrize("empty", EMPTY_PARTS)
+def test_part_without_content_does_not_end_a_call(empty: dict[str, Any]) -> None:
+    reader, deltas = make_reader(), list[Delta]()
+    first = part("f", '{"n":', index=0, id="a")
+    for piece in (empty, first, empty, part("", "1}", index=0), empty):
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
+    deltas += reader.read(SseMessage(None, b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
+    assert deltas == [ToolCall(0, '{"n":', "f", "a"), ToolCall(0, "1}", "", "a"), TokenUsage(Usage(0, 0, 0)), Finish()]
 
 
 def test_call_extra_content_is_stored_at_any_position() -> None:

@@ -141,6 +141,7 @@ class MessagesReader:
         limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
+        self._has_started = False
         self._served_model = served_model
         self._limits = limits
         self._tool_names = tool_names
@@ -192,6 +193,9 @@ class MessagesReader:
     # Messages
 
     def _start_message(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
+        if self._has_started:
+            raise UpstreamError("The upstream started a second message within one answer.")
+        self._has_started = True
         if event.message is not None:
             self._observe_model(event.message)
             self._add_counts(event.message.usage)

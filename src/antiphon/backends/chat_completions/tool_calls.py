@@ -121,6 +121,8 @@ class ToolCallAssembler:
         given, name, arguments = _unpack(part)
         call = self._find(part.index, given, name, arguments)
         if call is None:
+            if given is None and not name and not arguments:
+                return ()
             has_new_index = part.index is not None and part.index not in self._by_index
             if not has_new_index and given in self._by_id and self._has_received(given, name, arguments):
                 return ()
@@ -146,6 +148,8 @@ class ToolCallAssembler:
         remaining = list(self._calls)
         for part in parts:
             given, name, arguments = _unpack(part)
+            if given is None and not name and not arguments:
+                continue
             for call in remaining:
                 rest = call.find_rest(name, arguments)
                 if rest == "" or (rest is not None and (given is None or call.id in (None, given))):

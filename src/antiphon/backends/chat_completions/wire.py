@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from antiphon.protocol.content import Annotation, UrlCitation
+from antiphon.protocol.content import Annotation
 from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import Reasoning
 from antiphon.protocol.unions import Unknown
+from antiphon.upstream.fields import parse_url_citation
 
 # The key of the text, and the characters of the text as they are in the JSON.
 _TEXT = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
@@ -226,11 +227,7 @@ def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
     """Return an annotation of the Responses API. Unknown types are kept unchanged."""
     if not isinstance(payload, Mapping) or not isinstance(payload.get("type"), str):
         return None
-    cited = payload.get("url_citation", payload)
-    if payload["type"] != "url_citation" or not isinstance(cited, Mapping) or not isinstance(cited.get("url"), str):
-        return Unknown(msgspec.json.encode(payload))
-    start, end = _parse_index(cited.get("start_index")), _parse_index(cited.get("end_index"))
-    return UrlCitation(cited["url"], str(cited.get("title") or ""), start, end)
+    return parse_url_citation(payload) or Unknown(msgspec.json.encode(payload))
 
 
 def parse_image(payload: Any) -> ImageGenerationCall | str | None:
@@ -243,10 +240,6 @@ def parse_image(payload: Any) -> ImageGenerationCall | str | None:
     if found is None:
         return url
     return ImageGenerationCall("", "completed", result=url[found.end() :], output_format=found[1].lower())
-
-
-def _parse_index(value: Any) -> int:
-    return value if isinstance(value, int) else 0
 
 
 FinishReason = Literal["stop", "length", "content_filter"]
