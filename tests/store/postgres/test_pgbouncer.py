@@ -15,6 +15,8 @@ import pytest
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
+from antiphon.store.postgres.connection import IDLE_SECONDS
+from antiphon.store.postgres.store import PostgresStore
 from support.postgres_server import EmptySchema, find_port, is_installed
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -101,6 +103,21 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
     ]
     for store in stores:
         await store.close()
+
+
+async def test_limit_of_idle_transactions_is_not_left_on_the_sessions_of_a_pooler(pooled_url: str) -> None:
+    limit = "SELECT current_setting('idle_in_transaction_session_timeout')"
+    store = locate_store(pooled_url)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    try:
+        written = await store._writer.submit(lambda connection: connection.fetchval(limit), ())
+        read = (await store._reader.submit(limit))[0][0]
+        async with store._reader.use() as connection:
+            outside = await connection.fetchval(limit)
+    finally:
+        await store.close()
+    assert (written, read, outside) == (f"{IDLE_SECONDS}s", f"{IDLE_SECONDS}s", "0")
 
 
 async def test_other_processes_cannot_be_reached_through_a_pooler(pooled_url: str) -> None:

@@ -10,13 +10,13 @@ from antiphon.ledger import defer_cancellation
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.postgres.connection import (
     CONNECTION_ERRORS,
-    ISOLATION,
     OPENING_ERRORS,
     PostgresConnector,
     ServerAddress,
     close,
     describe_error,
     explain_refusal,
+    run_transaction,
 )
 from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import migrate
@@ -70,7 +70,7 @@ class AgentConnection:
             raise described from described.__cause__
 
     async def _transact(self, work: "Callable[[Connection[Any]], Awaitable[T]]") -> T:
-        async with self._use() as connection, connection.transaction(isolation=ISOLATION):
+        async with self._use() as connection, run_transaction(connection):
             return await work(connection)
 
     @asynccontextmanager

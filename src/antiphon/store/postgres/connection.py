@@ -8,8 +8,9 @@ import hashlib
 import logging
 import re
 import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, StoreFull, StoreUnavailable
@@ -26,8 +27,12 @@ CONNECT_SECONDS = 5.0
 # Maximum time of a statement. A server that does not answer within this time counts as failed.
 STATEMENT_SECONDS = 30.0
 
-# All operations are written for this isolation. The default of a server, a database or a user may be another one.
-ISOLATION: Final = "read_committed"
+# Maximum time between two statements of a transaction. PostgreSQL then ends it and releases its locks: the process may
+# be frozen, or its network lost.
+IDLE_SECONDS = 10
+# All operations are written for this isolation. The default of a server, a database or a user may be another one. The
+# limit is set in the transaction, because a pooler gives each transaction another session. Both are one round trip.
+BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
 
 FULL = "The store is full: there is no space left on the disk of its database."
 LOST = "The database of the store cannot be reached."
@@ -42,6 +47,7 @@ CONNECTION_ERRORS = (
     OSError,  # also TimeoutError and ConnectionError
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # the server ended the session while nothing was awaited
+    asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.TooManyConnectionsError,
@@ -126,7 +132,7 @@ class PostgresConnector:
                     connection = await self._open()
             if not self.is_pooled:  # through a pooler, each transaction names it
                 await connection.execute("SET default_transaction_isolation = 'read committed'")
-            async with connection.transaction() if self.is_pooled else nullcontext():
+            async with run_transaction(connection):
                 await connection.set_type_codec(
                     "text", schema="pg_catalog", encoder=escape_text, decoder=unescape_text, format="text"
                 )
@@ -151,6 +157,29 @@ async def _is_pooled(connection: "Connection[Any]") -> bool:
     except asyncpg.AssertError:
         return True
     return False
+
+
+@asynccontextmanager
+async def run_transaction(connection: "Connection[Any]") -> AsyncIterator[None]:
+    """Run the body in a transaction."""
+    try:
+        await connection.execute(BEGIN)
+        yield
+        await connection.execute("COMMIT")
+    except CONNECTION_ERRORS:
+        connection.terminate()
+        raise
+    except BaseException:
+        await roll_back(connection)
+        raise
+
+
+async def roll_back(connection: "Connection[Any]") -> None:
+    """End a transaction that has failed. If that fails too, end the connection."""
+    try:
+        await connection.execute("ROLLBACK")
+    except (*CONNECTION_ERRORS, asyncpg.PostgresError):
+        connection.terminate()
 
 
 async def close(connection: "Connection[Any]") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ConfigError
 from antiphon.store.migration_files import Migration
+from antiphon.store.postgres.connection import run_transaction
 from antiphon.store.postgres.driver import asyncpg
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
     the current version is not locked, so a user without the right to create tables can use it.
     """
     newest = migrations[-1].version
-    async with connection.transaction():
+    async with run_transaction(connection):
         schema, is_replica, is_read_only = await connection.fetchrow(_STATE)
         if schema is None:
             raise ConfigError(f"The store {name} cannot be opened: the search_path of its user has no schema.")
@@ -70,7 +71,7 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
             )
         version = _check_version(await read_version(connection), newest, name=name)
     if version < newest:
-        async with connection.transaction():
+        async with run_transaction(connection):
             await connection.execute(_LOCK)
             version = _check_version(await read_version(connection), newest, name=name)
             if version == 0:

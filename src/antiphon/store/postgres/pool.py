@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from antiphon.errors import Unavailable
 from antiphon.store.postgres.connection import (
     CONNECTION_ERRORS,
-    ISOLATION,
     DatabaseHealth,
     PostgresConnector,
     close,
+    run_transaction,
 )
 from antiphon.store.postgres.driver import asyncpg
 
@@ -60,14 +60,14 @@ class PostgresPool:
             if not self._connector.is_pooled:
                 return await function(connection, *parameters)
             # Each transaction may get another session, and a query is more than one message.
-            async with connection.transaction(isolation=ISOLATION):
+            async with run_transaction(connection):
                 return await function(connection, *parameters)
 
     @asynccontextmanager
     async def transact(self) -> "AsyncIterator[Connection[Any]]":
         """Run the body in a transaction of its own."""
         try:
-            async with self.use() as connection, connection.transaction(isolation=ISOLATION):
+            async with self.use() as connection, run_transaction(connection):
                 yield connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             described = self._health.report_error(error)

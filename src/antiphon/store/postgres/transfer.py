@@ -179,6 +179,8 @@ async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None
                 await migrate(connection, read_migrations("postgres"), name=str(address))
             isolation: Any = "read_committed" if is_import else "repeatable_read"
             async with connection.transaction(isolation=isolation, readonly=not is_import):
+                # The transfer waits for the reader or the writer of the file.
+                await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 transfer = PostgresTransfer(connection, folder)
                 try:
                     if is_import:

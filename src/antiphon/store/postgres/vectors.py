@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.store.files.rows import ChunkRow, VectorQuery
+from antiphon.store.postgres.connection import run_transaction
 from antiphon.store.postgres.driver import asyncpg
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ async def open_vector_table(connection: "Connection[Any]") -> VectorTable | None
         if schema is None:
             return None
         if not await connection.fetchval(_HAS_TABLE):
-            async with connection.transaction():
+            async with run_transaction(connection):
                 await connection.execute(_LOCK)
                 if not await connection.fetchval(_HAS_TABLE):
                     await connection.execute(_CREATE_TABLE.format(schema=schema))
@@ -110,7 +111,7 @@ async def _find_extension(connection: "Connection[Any]") -> str | None:
     if found is None:
         if not await connection.fetchval(_IS_AVAILABLE):
             return None
-        async with connection.transaction():
+        async with run_transaction(connection):
             await connection.execute(_LOCK)
             # Not in the schema of the store: if that is dropped, other stores must not lose their vectors.
             target = " SCHEMA public" if await connection.fetchval(_HAS_PUBLIC) else ""

