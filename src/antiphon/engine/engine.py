@@ -473,7 +473,7 @@ class Engine:
 
 
 def _is_stored(request: CreateRequest) -> bool:
-    """Return True if the response or its items will be stored. A conversation gets the items without a response, too."""
+    """Return True if the response will be stored, or its items in a conversation."""
     return request.store is not False or request.background is True or request.conversation is not None
 
 
