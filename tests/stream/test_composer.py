@@ -4,6 +4,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,6 +200,48 @@ def test_call_without_name_fails_response() -> None:
     )
     assert response.error is not None
     assert response.error.code == "model_error"
+
+
+CLOSED_CALLS: list[list[d.Delta]] = [
+    [d.ToolCall(0, '{"a":1}', "f", "c"), d.ToolCall(1, "", "g", "e")],
+    [d.ToolCall(0, '{"a":1}', "f", "c", has_end=True), d.CloseItem(0)],
+    [d.CustomToolCall(0, "a", "f", "c"), d.CloseItem(0)],
+]
+
+
+@pytest.mark.parametrize("calls", CLOSED_CALLS)
+@pytest.mark.parametrize("blank", ["", " ", "\r\n\t"])
+def test_blank_fragments_of_a_closed_call_are_ignored(calls: list[d.Delta], blank: str) -> None:
+    late = type(calls[0])(0, blank)
+    for reason in ("stop", "length", "cancelled"):
+        finish = d.Finish(reason)
+        assert compose(*calls, late, d.Text("a"), late, finish) == compose(*calls, d.Text("a"), finish)
+
+
+@pytest.mark.parametrize("calls", CLOSED_CALLS)
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
+def test_continued_closed_call_fails_response(calls: list[d.Delta], reason: Any) -> None:
+    late = type(calls[0])(0, "{}")
+    failed = d.Failure("The model continued a closed call.", "model_error", "model_error")
+    assert compose(*calls, late, d.Text("a"), d.Finish(reason)) == compose(*calls, d.Text("a"), failed)
+
+
+def test_continued_closed_call_can_be_cancelled() -> None:
+    call, late = d.ToolCall(0, "{}", "f", "c"), d.ToolCall(0, "{}")
+    cancelled = d.Finish("cancelled")
+    assert compose(call, d.CloseItem(0), late, cancelled) == compose(call, d.CloseItem(0), cancelled)
+
+
+@pytest.mark.parametrize("end", [d.CloseItem(0), d.ToolCall(1, "{}", "g", "e")])
+def test_named_call_with_the_key_of_a_closed_call_is_another_call(end: d.Delta) -> None:
+    response = compose_response(
+        d.ToolCall(0, "{}", "f", "c"), end, d.ToolCall(0, "", "h", "k"), d.ToolCall(0, "[]"), d.Finish()
+    )
+    assert (response.status, response.output[0], response.output[-1]) == (
+        "completed",
+        items.FunctionCall("c", "f", "{}", "fc_1", "completed"),
+        items.FunctionCall("k", "h", "[]", f"fc_{len(response.output)}", "completed"),
+    )
 
 
 def test_call_without_id_gets_generated_id() -> None:

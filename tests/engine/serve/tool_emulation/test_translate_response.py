@@ -10,6 +10,7 @@ from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
 from antiphon.engine.serve.tool_emulation.translate_request import translate_turn
 from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
+from antiphon.errors import ModelError
 from antiphon.protocol.hosted import WebSearchCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
@@ -50,6 +51,14 @@ def test_interleaved_calls_stay_separate() -> None:
         CustomToolCall(2, "y"),
         Finish(),
     ]
+
+
+def test_continued_call_that_was_emitted_is_an_error() -> None:
+    shell = ToolCall(1, '{"commands": ["ls"]}', "shell", "call_1")
+    text = [shell, Text("Done.")]
+    assert raise_(text, [ToolCall(1, "\n"), Finish()]) == raise_(text, [Finish()])
+    with pytest.raises(ModelError, match=r"^The model continued a closed call\.$"):
+        raise_(text, [ToolCall(1, "{}"), Finish()])
 
 
 def test_call_without_a_name_is_emitted() -> None:

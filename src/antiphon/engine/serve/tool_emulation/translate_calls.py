@@ -12,6 +12,7 @@ from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
 from antiphon.engine.serve.tool_emulation.client_tools import make_call_item
 from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap_json
 from antiphon.engine.serve.tool_emulation.grammar import explain_mismatch
+from antiphon.errors import ModelError
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import CustomTool, GrammarInput
 from antiphon.stream import deltas
@@ -118,6 +119,8 @@ class BufferedCallTranslator:
         return []
 
     def write(self, fragment: str) -> Sequence[Delta]:
+        if self._closed and fragment.strip():
+            raise ModelError("The model continued a closed call.")
         self._fragments.append(fragment)
         return []
 
