@@ -85,9 +85,36 @@ def test_call_in_the_middle_without_an_output_gets_a_note() -> None:
     ]
 
 
-def test_server_search_needs_no_output() -> None:
-    sound = [USER, ToolSearchCall({}, "tsc_1"), ToolSearchOutput([], "tso_1"), ANSWER]
+def test_server_searches_with_outputs_stay() -> None:
+    searches, outputs = [ToolSearchCall({}, f"tsc_{n}") for n in "12"], [ToolSearchOutput([], f"tso_{n}") for n in "12"]
+    sound = [USER, *searches, *outputs, ANSWER]
     assert repair_history(sound) == RepairedHistory(sound, [])
+    assert drop_unfinished_items(sound) == (sound, [])
+
+
+def test_server_search_without_its_other_half_is_dropped() -> None:
+    pair = [ToolSearchCall({}, "tsc_2"), ToolSearchOutput([], "tso_2")]
+    cut_off = [ToolSearchCall({}, "tsc_3", status="incomplete"), ToolSearchOutput([], "tso_3")]
+    before, after = (
+        [ToolSearchOutput([], "tso_0"), ToolSearchCall({}, "tsc_1")],
+        [*cut_off, ToolSearchCall({}, "tsc_4")],
+    )
+    history = [*before, USER, *pair, ANSWER, *after, Message("user", "next")]
+    repaired = repair_history(history)
+    assert repaired.items == [USER, *pair, ANSWER, Message("user", "next")]
+    assert repaired.repairs == [
+        "the output tso_0 without its tool search was left out",
+        "the tool search tsc_1 had no output and was left out",
+        "the tool search tsc_3 had no output and was left out",
+        "the output tso_3 without its tool search was left out",
+        "the tool search tsc_4 had no output and was left out",
+    ]
+    assert drop_unfinished_items(history) == (repaired.items, repaired.repairs)
+
+
+def test_reasoning_before_a_lone_search_is_dropped() -> None:
+    history = [USER, REASONING, ToolSearchCall({}, "tsc_1"), Message("user", "next")]
+    assert repair_history(history).items == [USER, Message("user", "next")]
 
 
 def test_output_without_its_call_is_dropped() -> None:
@@ -204,6 +231,8 @@ histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
         st.builds(CustomToolCallOutput, call_ids, st.just("x"), item_ids),
         st.builds(ShellCall, call_ids, st.just(ShellAction(["ls"])), item_ids),
         st.builds(LocalShellCallOutput, call_ids, st.just("x")),
+        st.builds(ToolSearchCall, st.just({}), item_ids, st.none() | call_ids, status=statuses),
+        st.builds(ToolSearchOutput, st.just([]), item_ids, st.none() | call_ids),
         st.builds(Message, st.just("user"), st.sampled_from(["hi", "ho"]), item_ids),
         st.builds(Reasoning, id=item_ids),
     ),

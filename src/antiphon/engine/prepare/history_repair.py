@@ -12,6 +12,7 @@ import msgspec
 from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES, get_comparable_text
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText, OutputText, Text
+from antiphon.protocol.hosted import ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import (
     LOST_OUTPUT,
     CustomToolCall,
@@ -27,6 +28,7 @@ from antiphon.store.base import parse_response_id
 
 _TEXT_TYPES = (InputText, OutputText, Text)
 _REPAIRED_TYPES = PAIRED_TYPES | {Reasoning}
+_SEARCH_TYPES = frozenset({ToolSearchCall, ToolSearchOutput})
 
 
 class RepairedHistory(msgspec.Struct, frozen=True):
@@ -46,18 +48,24 @@ def repair_history(
     """
     if _REPAIRED_TYPES.isdisjoint(map(type, items)) and _have_unique_ids(items):  # the common case
         return RepairedHistory(list(items), [])
-    repairs: list[str] = []
-    repaired = _drop_faulty_items(items, answered_next, repairs)
+    searched, repairs = _drop_lone_searches(items)
+    repaired = _drop_faulty_items(searched, answered_next, repairs)
     repaired = _answer_unanswered_calls(repaired, answered_next, last_response, repairs)
     repaired, dropped = _drop_dangling_reasoning(repaired)
     return RepairedHistory(repaired, [*repairs, *dropped])
 
 
 def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
-    """Drop calls that were cut off and have no output, and reasoning that no answer or call follows.
+    """Drop calls that were cut off and have no output, lone tool searches, and reasoning that nothing follows.
 
     Upstreams refuse such items, but a client whose stream was cut off can send no others.
     """
+    items, lone = _drop_lone_searches(items)
+    rest, repairs = _drop_cut_off_items(items)
+    return rest, [*lone, *repairs]
+
+
+def _drop_cut_off_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     if not any(_is_cut_off(item) for item in items if type(item) in PAIRED_TYPES):
         return _drop_dangling_reasoning(items)
     answered = _trace_calls(items).answered
@@ -94,6 +102,31 @@ def _trace_calls(items: Sequence[Item | Unknown]) -> _CallTrace:
         elif isinstance(item, OUTPUT_TYPES) and item.call_id in waiting:
             answered.add(waiting.pop(item.call_id))
     return _CallTrace(answered, replaced, {index: call_id for call_id, index in waiting.items()})
+
+
+# Tool searches that a server runs: they have no call id
+
+
+def _drop_lone_searches(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+    """Drop searches without an output, and outputs without a search. An output belongs to the last open search."""
+    if _SEARCH_TYPES.isdisjoint(map(type, items)):
+        return list(items), []
+    searches = [
+        (index, item)
+        for index, item in enumerate(items)
+        if isinstance(item, ToolSearchCall | ToolSearchOutput) and item.call_id is None
+    ]
+    open_searches: list[int] = []
+    lone: dict[int, str] = {}
+    for index, item in searches:
+        if isinstance(item, ToolSearchCall):
+            open_searches.append(index)
+        elif not open_searches or _is_cut_off(items[open_searches[-1]]):
+            lone[index] = f"the output {item.id} without its tool search was left out"
+        else:
+            open_searches.pop()
+    lone |= {index: f"the tool search {items[index].id} had no output and was left out" for index in open_searches}
+    return [item for index, item in enumerate(items) if index not in lone], [lone[index] for index in sorted(lone)]
 
 
 # Duplicates and outputs without a call

@@ -68,10 +68,10 @@ MAIL = {
 LOOK = call("tool_search", {"query": "weather in Bern"}, "call_0")
 
 
-def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
+def searched(paths: list[str], *tools: Any) -> list[dict[str, Any]]:
     location = {"call_id": None, "execution": "server", "status": "completed"}
     return [
-        {"type": "tool_search_call", "arguments": arguments, **location},
+        {"type": "tool_search_call", "arguments": {"paths": paths}, **location},
         {"type": "tool_search_output", "tools": list(tools), **location},
     ]
 
@@ -83,7 +83,7 @@ async def test_server_search_loads_tools_and_calls_the_model_again(emulate: Any)
     message, *search, called = answer.output
     assert (message["type"], search, called["name"]) == (
         "message",
-        searched({"query": "weather in Bern"}, WEATHER),
+        searched(["get_weather"], WEATHER),
         "get_weather",
     )
     assert [[tool.name for tool in turn.request.tools or ()] for turn in answer.turns] == [
@@ -115,6 +115,26 @@ async def test_client_call_beside_a_search_ends_the_turn(emulate: Any) -> None:
     assert len(answer.turns) == 1
 
 
+async def test_found_namespace_is_the_path_of_a_search(emulate: Any) -> None:
+    rules = [{"text": "can be called now: mail__send", "answers": ["Ok."]}]
+    harness = await emulate(call("tool_search", {"query": "letters"}), rules=rules)
+    answer = await harness.ask(tools=[SEARCH, WEATHER, MAIL])
+    assert answer.output[:-1] == searched(["mail"], MAIL)
+
+
+async def test_lone_search_in_the_history_is_dropped(emulate: Any) -> None:
+    harness = await emulate({"text": "Ok."})
+    search, found = searched(["get_weather"], WEATHER)
+    hello = {"role": "user", "content": "hello"}
+    lone_output = await harness.ask([found | {"id": "tso_1"}, hello], tools=[SEARCH, WEATHER])
+    lone_search = await harness.ask([search | {"id": "tsc_1"}, hello], tools=[SEARCH, WEATHER])
+    assert [[item["type"] for item in answer.read] for answer in (lone_output, lone_search)] == [["message"]] * 2
+    assert [answer.warnings[0] for answer in (lone_output, lone_search)] == [
+        "history: the output tso_1 without its tool search was left out",
+        "history: the tool search tsc_1 had no output and was left out",
+    ]
+
+
 async def test_max_tool_calls_limits_searches(emulate: Any) -> None:
     rules = [
         {"text": "No more searches", "answers": ["I give up."]},
@@ -122,7 +142,7 @@ async def test_max_tool_calls_limits_searches(emulate: Any) -> None:
     ]
     harness = await emulate(call("tool_search", {"query": "rocket"}), rules=rules)
     answer = await harness.ask(tools=[SEARCH, WEATHER, MAIL], max_tool_calls=1)
-    assert answer.output[:-1] == searched({"query": "rocket"})
+    assert answer.output[:-1] == searched(["rocket"])
     assert (answer.output[-1]["content"][0]["text"], len(answer.turns)) == ("I give up.", 3)
 
 
@@ -131,7 +151,7 @@ async def test_endless_searching_ends_the_response(emulate: Any) -> None:
     answer = await harness.ask(tools=[SEARCH, WEATHER], max_tool_calls=2)
     assert (answer.response["status"], answer.output, len(answer.turns)) == (
         "completed",
-        searched({"query": "rocket"}) * 2,
+        searched(["rocket"]) * 2,
         4,
     )
 

@@ -106,9 +106,11 @@ def test_unknown_item_becomes_a_message_with_its_json() -> None:
 def test_server_searches_get_different_call_ids() -> None:
     search = {"type": "tool_search_call", "execution": "server", "arguments": {"query": "x"}}
     found = {"type": "tool_search_output", "execution": "server", "tools": []}
-    assert [item.call_id for item in read(search, found, search, found)] == [
+    assert [item.call_id for item in read(search, found, search, search, found, found)] == [
         "call_search_1",
         "call_search_1",
         "call_search_2",
+        "call_search_3",
         "call_search_2",
+        "call_search_3",
     ]

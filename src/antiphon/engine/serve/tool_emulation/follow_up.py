@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.engine.serve.tool_emulation.answer_record import AnswerRecord, TurnBudget
 from antiphon.engine.serve.tool_emulation.tool_choice import find_violation, make_call_reminder
-from antiphon.engine.serve.tool_emulation.tool_search import group_by_namespace, search_tools
+from antiphon.engine.serve.tool_emulation.tool_search import group_by_namespace, list_strings, search_tools
 from antiphon.engine.serve.tool_emulation.translate_calls import (
     CallTranslator,
     DroppedCallTranslator,
@@ -135,8 +135,10 @@ def _run_search(call: SearchCallTranslator, translated: TranslatedTurn, budget: 
         entry.loaded = True
     tools: list[Any] = group_by_namespace(found)
     call.reply = describe_found_tools(tools, translated.catalog)
+    # The API's arguments are the names of the tools and namespaces, not the words of the model.
+    paths = [tool.name for tool in tools] or list(list_strings(call.arguments))
     return [
-        deltas.WholeItem(ToolSearchCall(call.arguments, execution="server", status="completed")),
+        deltas.WholeItem(ToolSearchCall({"paths": paths}, execution="server", status="completed")),
         deltas.WholeItem(ToolSearchOutput(tools, execution="server", status="completed")),
     ]
 

@@ -27,7 +27,7 @@ def search_tools(arguments: Any, deferred: Iterable[CatalogEntry]) -> list[Catal
     """Return the tools whose names and descriptions fit the words of the arguments best, best first."""
     entries = list(deferred)
     texts = [_count_words(entry) for entry in entries]
-    query = dict.fromkeys(word for text in _list_strings(arguments) for word in _split(text))
+    query = dict.fromkeys(word for text in list_strings(arguments) for word in _split(text))
     scores = _score(list(query), texts)
     ranked = sorted(range(len(entries)), key=lambda index: -scores[index])
     return [entries[index] for index in ranked if scores[index] > 0][:MAX_FOUND]
@@ -45,6 +45,15 @@ def group_by_namespace(entries: Iterable[CatalogEntry]) -> list[Tool | Unknown]:
         children = known.tools if isinstance(known, NamespaceTool) else []
         grouped[group] = msgspec.structs.replace(entry.namespace, tools=[*children, entry.tool])
     return list(grouped.values())
+
+
+def list_strings(value: Any) -> Iterable[str]:
+    """Yield the strings in the arguments of a search."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from list_strings(each)
 
 
 def _score(query: list[str], texts: list[Counter[str]]) -> list[float]:
@@ -85,11 +94,3 @@ def _matches(query: str, word: str) -> bool:
         or (len(query) >= _MIN_PREFIX and word.startswith(query))
         or (len(word) >= _MIN_PREFIX and query.startswith(word))
     )
-
-
-def _list_strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _list_strings(each)

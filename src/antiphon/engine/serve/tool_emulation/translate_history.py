@@ -147,7 +147,7 @@ class _ItemTranslator:
         }
         self._custom = custom
         self._images = images
-        self._searches = 0
+        self._searches = self._search_outputs = 0
         self._hosted_calls = 0
 
     def translate(self, item: Item | Unknown) -> Sequence[Item | Unknown]:
@@ -207,19 +207,17 @@ class _ItemTranslator:
             parts = [InputImage(screenshot.detail, screenshot.file_id, screenshot.image_url)]
         return [FunctionCallOutput(parts, item.call_id, item.id, "completed")]
 
-    # Tool searches: those of the server have no call id, so a call and its output belong together by their order
+    # Tool searches: those of the server have no call id, so the outputs belong to the calls in their order
 
     def _search(self, item: hosted.ToolSearchCall) -> Sequence[Item | Unknown]:
         self._searches += item.call_id is None
         return self._make_call("tool_search", item.call_id or f"call_search_{self._searches}", item.arguments)
 
     def _search_output(self, item: hosted.ToolSearchOutput) -> Sequence[Item | Unknown]:
+        self._search_outputs += item.call_id is None
         found = [tool for tool in item.tools if not isinstance(tool, Unknown)]
-        return [
-            FunctionCallOutput(
-                describe_found_tools(found, self._catalog), item.call_id or f"call_search_{self._searches}"
-            )
-        ]
+        call_id = item.call_id or f"call_search_{self._search_outputs}"
+        return [FunctionCallOutput(describe_found_tools(found, self._catalog), call_id)]
 
     def _drop(self, item: Item) -> Sequence[Item | Unknown]:
         """Drop an item that was applied to the turn's tools or settings."""
