@@ -1,6 +1,6 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -110,6 +110,7 @@ class Engine:
         self._is_draining = False
         self.ready = False
         self.has_stored_keys = False  # set at the start
+        self.unclosed = ["store"]  # the parts that `close` has not closed yet
         # Called at the start, before the models are loaded. An error stops the start.
         self.on_store_open: Callable[[], None] | None = None
         self.node_settings = NodeSettings()
@@ -180,18 +181,28 @@ class Engine:
 
     async def close(self) -> None:
         self.ready = False
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "node settings": self.node_settings.close,
+            "files": self._files.close,
+            "expiry": self._sweeper.close,
+            "background responses": self._background.close,
+            "backends": self._close_backends,
+            "usage": self.usage.close,
+        }
+        if self.containers is not None:
+            parts["containers"] = self.containers.close
+        self.unclosed = [*parts, "store"]
         try:
-            await self.node_settings.close()
-            await self._files.close()
-            await self._sweeper.close()
-            await self._background.close()
-            await self._replaced.close(self._pipeline)
-            await self._pipeline.close()
-            await self.usage.close()
-            if self.containers is not None:
-                await self.containers.close()
+            for name, close in parts.items():
+                await close()
+                self.unclosed.remove(name)
         finally:
             await self._store.close()
+            self.unclosed.remove("store")
+
+    async def _close_backends(self) -> None:
+        await self._replaced.close(self._pipeline)
+        await self._pipeline.close()
 
     @property
     def key_store(self) -> KeyStore:

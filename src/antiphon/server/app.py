@@ -1,5 +1,6 @@
 """The ASGI application: authentication, routing, error responses and the access log. Any ASGI server can run it."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 _CLIENT_DISCONNECTED = 499
 # The default of body_budget_bytes is this multiple of max_body_bytes.
 _BUDGET_IN_BODIES = 4
+# Maximum time to close the engine. A database that does not answer may not let it close.
+_CLOSE_SECONDS = 15.0
 
 
 class App:
@@ -71,6 +74,7 @@ class App:
         self._upgrades = Router()
         self._upgrades.add("GET", "/v1/responses", self._websockets.serve, scope=INFERENCE)
         self.startup_error: Exception | None = None
+        self.has_closed = True  # False if the engine could not be closed in time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -182,18 +186,28 @@ class App:
             self._limit_sync.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        try:
-            await self.authenticator.close()
-            if self._limit_sync is not None:
-                await self._limit_sync.close()
-            await self._engine.close()
-            if self._telemetry is not None:
-                await self._telemetry.close()
-        except Exception as error:
-            logger.exception("closing the engine failed")
+        closing = asyncio.create_task(self._close())
+        await asyncio.wait([closing], timeout=_CLOSE_SECONDS)
+        if not closing.done():
+            self.has_closed = False
+            parts = ", ".join(self._engine.unclosed or ["telemetry"])
+            logger.error("stopping: not closed within %g seconds: %s", _CLOSE_SECONDS, parts)
+            await send({"type": "lifespan.shutdown.failed"})
+            return
+        error = closing.exception()
+        if error is not None:
+            logger.error("closing the engine failed", exc_info=error)
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
             return
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _close(self) -> None:
+        await self.authenticator.close()
+        if self._limit_sync is not None:
+            await self._limit_sync.close()
+        await self._engine.close()
+        if self._telemetry is not None:
+            await self._telemetry.close()
 
 
 def _apply_limits(limiter: Limiter, http_request: HttpRequest, route: Route) -> None:

@@ -253,7 +253,8 @@ class Server(uvicorn.Server):
 
         First the server only reports that it is not ready, so that a load balancer uses others. Then it accepts no
         connections, and responses have the grace period to end. After it, foreground responses fail and background
-        responses are released: another process continues them at once.
+        responses are released: another process continues them at once. If the engine cannot be closed in time, the
+        process exits with 1.
         """
         if self._reloader is not None:
             self._reloader.close()
@@ -279,6 +280,11 @@ class Server(uvicorn.Server):
             self._write_timeout.stop()
             if self._store_user is not None:
                 self._store_user.remove()
+        if not self._app.has_closed:
+            # The end of the event loop would wait for the same tasks and threads.
+            logger.error("stopped with an error; acknowledged data is stored")
+            logging.shutdown()
+            os._exit(1)
         logger.info("stopped")
 
     def _announce_stop(self) -> None:

@@ -47,7 +47,7 @@ _MAX_DELAY_SECONDS = 30.0
 # A worker that has lived this long starts with no delay again.
 _STABLE_SECONDS = 60.0
 # Time for a worker to end after its own bound for stopping, before it is killed.
-_KILL_SECONDS = 15.0
+_KILL_SECONDS = 25.0
 # Time for a worker to start the backends of new settings.
 _RELOAD_SECONDS = 600.0
 # Time that the workers have to answer a question.
@@ -130,11 +130,17 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._started: dict[int, asyncio.Future[WorkerReady | None]] = {}
         self._stopping = asyncio.Event()
+        self._failed_stop = ""  # the end of a worker that did not stop as it should
         self._relay = QuestionRelay(self._workers, remembered_deaths=settings.workers)
 
     def run(self) -> None:
-        """Run until a signal stops the workers. Raises ConfigError if the first worker cannot start."""
+        """Run until a signal stops the workers.
+
+        Raises ConfigError if the first worker cannot start, and ServerError if a worker did not stop as it should.
+        """
         asyncio.run(self._run())
+        if self._failed_stop:
+            raise ServerError(f"Not all workers stopped: {self._failed_stop}.")
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -232,6 +238,8 @@ class Supervisor:
         self._relay.forget(number)
         if status and worker.owner:
             self._relay.announce_death(worker.owner)
+        if status and worker.is_ready and self._stopping.is_set():
+            self._failed_stop = f"worker {number} {_describe_end(status)}"
         if number == 1 and not self._started[number].done() and not self._stopping.is_set():
             raise _explain_start(worker, status)
         return _describe_end(status) + ("" if worker.failure is None else f": {worker.failure}")
