@@ -194,10 +194,10 @@ class App:
             logger.error("stopping: not closed within %g seconds: %s", _CLOSE_SECONDS, parts)
             await send({"type": "lifespan.shutdown.failed"})
             return
-        error = closing.exception()
-        if error is not None:
-            logger.error("closing the engine failed", exc_info=error)
-            await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+        failure = closing.exception()
+        if failure is not None:
+            logger.error("closing the engine failed", exc_info=failure)
+            await send({"type": "lifespan.shutdown.failed", "message": str(failure)})
             return
         await send({"type": "lifespan.shutdown.complete"})
 
