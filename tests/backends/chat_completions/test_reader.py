@@ -132,6 +132,13 @@ def test_text_after_a_call_is_a_new_message() -> None:
     for piece in pieces:
         deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": piece}]}).encode()))
     deltas += reader.read(SseMessage(None, b"[DONE]"))
-    usage = TokenUsage(Usage(0, 0, 0))
-    assert deltas == [Text("<"), ToolCall(0, "{}", "f", "a"), Text("\nb"), Reasoning("c"), usage, Finish("stop")]
+    assert deltas == [
+        Text("<"),
+        ToolCall(0, "", "f", "a"),
+        Text("\nb"),
+        Reasoning("c"),
+        ToolCall(0, "{}", "", "a"),
+        TokenUsage(Usage(0, 0, 0)),
+        Finish("stop"),
+    ]
     assert reader.finished

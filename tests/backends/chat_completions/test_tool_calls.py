@@ -47,13 +47,21 @@ def part(name: str = "", arguments: str = "", **fields: Any) -> dict[str, Any]:
         ),
         ([part("get_"), part("weather"), part("", "{}")], [ToolCall(0, "", "get_weather"), ToolCall(0, "{}")]),
         # The name of one tool begins with another's.
-        ([part("get", id="a"), part("get", "{}", id="a")], [ToolCall(0, "{}", "get", "a")]),
-        ([part("get", id="a"), part("_weather", "{}")], [ToolCall(0, "{}", "get_weather", "a")]),
+        ([part("get", id="a"), part("get", "{}", id="a")], [ToolCall(0, "", "get", "a"), ToolCall(0, "{}", "", "a")]),
+        (
+            [part("get", id="a"), part("_weather", "{}")],
+            [ToolCall(0, "", "get_weather", "a"), ToolCall(0, "{}", "", "a")],
+        ),
         # The answer, or another call, ends the name.
         ([part("get", id="a")], [ToolCall(0, "", "get", "a"), ToolCall(0, "{}")]),
         (
             [part("get", id="a", index=0), part("pay", "{}", id="b", index=1)],
-            [ToolCall(0, "", "get", "a"), ToolCall(1, "{}", "pay", "b"), ToolCall(0, "{}")],
+            [
+                ToolCall(0, "", "get", "a"),
+                ToolCall(1, "", "pay", "b"),
+                ToolCall(1, "{}", "", "b"),
+                ToolCall(0, "{}"),
+            ],
         ),
         # An unknown name does not wait.
         ([part("other", id="a")], [ToolCall(0, "", "other", "a"), ToolCall(0, "{}")]),
@@ -126,7 +134,13 @@ def test_call_extra_content_is_stored_at_any_position() -> None:
     for piece in (call, late):
         deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
     deltas += reader.read(SseMessage(None, b"[DONE]"))
-    assert [type(delta).__name__ for delta in deltas] == ["ToolCall", "ReasoningSeal", "TokenUsage", "Finish"]
+    assert [type(delta).__name__ for delta in deltas] == [
+        "ToolCall",
+        "ReasoningSeal",
+        "ToolCall",
+        "TokenUsage",
+        "Finish",
+    ]
 
 
 def test_long_call_in_small_parts_takes_linear_time() -> None:

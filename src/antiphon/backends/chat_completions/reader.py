@@ -263,7 +263,7 @@ class ChatReader(PlainAnswerReader):
         if choice.usage is not None:  # Moonshot sends it here
             self._usage = parse_usage(choice.usage) or self._usage
         message_delta, full, finish_reason = choice.delta, choice.message, choice.finish_reason
-        deltas: list[Delta] = [] if full is None else self._release_name()
+        deltas: list[Delta] = [] if full is None else self._emit_calls(self._calls.release_name())
         if full is not None and not self._written:
             message_delta, full = full, None
             finish_reason = finish_reason or "stop"
@@ -275,6 +275,7 @@ class ChatReader(PlainAnswerReader):
             deltas += self._record(self._add_missing(full))
         if finish_reason and is_finish_reason(finish_reason):
             self._set_reason(finish_reason)
+            deltas += self._emit_calls(self._calls.release())
         return deltas
 
     def _set_reason(self, word: str) -> None:
@@ -382,9 +383,8 @@ class ChatReader(PlainAnswerReader):
         for delta in deltas:
             yield from self._emit_item(delta)
 
-    def _release_name(self) -> list[Delta]:
-        """Return the deltas of the held name of a call, if there is one."""
-        return [delta for call in self._calls.release_name() for delta in self._record(self._emit_item(call))]
+    def _emit_calls(self, calls: Sequence[ToolCall]) -> list[Delta]:
+        return [delta for call in calls for delta in self._record(self._emit_item(call))]
 
     def _emit_item(self, delta: ToolCall | WholeItem) -> Iterator[Delta]:
         """Emit a delta that ends the open text."""
@@ -407,7 +407,7 @@ class ChatReader(PlainAnswerReader):
     # End
 
     def _finish(self) -> Sequence[Delta]:
-        released = self._release_name()
+        released = self._emit_calls(self._calls.release())
         if self._reason is None and not self._written:
             raise UpstreamError("The upstream ended the answer without any content.")
         if self._expects_calls and not self._written:

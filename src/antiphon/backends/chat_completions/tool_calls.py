@@ -7,8 +7,13 @@ whatever its id.
 
 A name may come in parts, too. One that can be the start of another tool's name is held until arguments or another call
 follow.
+
+Some servers send `{}` before the arguments of a call. It is held until the arguments replace it, or the answer ends. If
+the tool has no required arguments, the next call ends it, too: clients that read one call at a time need the end of a
+call before the next one.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -21,13 +26,23 @@ from antiphon.protocol.tools import FunctionTool, Tools
 from antiphon.stream.deltas import ToolCall
 from antiphon.stream.limits import AnswerLimits
 
+_EMPTY_OBJECT = re.compile(r"\s*\{\s*\}\s*")
+
 
 class _ToolNames:
-    """The names of a request's tools. They are sorted at the first look-up, which most answers do not need."""
+    """The names of a request's tools. They are read at the first look-up, which most answers do not need."""
 
     def __init__(self, tools: Tools | None) -> None:
         self._tools = tools
         self._sorted: list[str] | None = None
+        self._without_required: set[str] | None = None
+
+    def may_lack_arguments(self, name: str) -> bool:
+        """Return True if a tool has this name and no required arguments."""
+        if self._without_required is None:
+            functions = [tool for tool in self._tools or () if isinstance(tool, FunctionTool)]
+            self._without_required = {tool.name for tool in functions if not (tool.parameters or {}).get("required")}
+        return name in self._without_required
 
     def has(self, name: str) -> bool:
         names = self._sort()
@@ -56,7 +71,9 @@ class _Call:
         self.name = ""
         self.is_named = False  # a delta has the name
         self._names = names
-        self.arguments: list[str] = []
+        self.arguments: list[str] = []  # with the held text
+        self.held = ""  # the end of an empty object, which may precede the arguments
+        self._start: str | None = ""  # "", "{" or "{}" while the arguments may begin with an empty object
         self.is_settled = False
 
     @property
@@ -72,10 +89,13 @@ class _Call:
         received = "".join(self.arguments)
         if name != self.name:
             return None
+        arguments = _drop_empty_object(arguments)
         if arguments.startswith(received):
             return arguments[len(received) :]
         parsed = _parse(received)
-        return "" if parsed is not None and parsed == _parse(arguments) else None
+        if parsed is not None and parsed == _parse(arguments):
+            return ""
+        return arguments if self.held and arguments.startswith("{") else None
 
     def continues_with(self, name: str) -> bool:
         """Return True if this is the next part of a held name."""
@@ -86,11 +106,46 @@ class _Call:
 
     def add(self, name: str, arguments: str) -> ToolCall | None:
         new_name = "" if self.is_named else self._add_name(name, has_arguments=bool(arguments))
-        self.arguments.append(arguments)
         if not new_name and not arguments:
             return None
         self.is_settled = False
-        return ToolCall(self.key, arguments, new_name, self.call_id)
+        if self._start is None:
+            self.arguments.append(arguments)
+        else:
+            arguments = self._add_start(self._start, arguments)
+        return ToolCall(self.key, arguments, new_name, self.call_id) if new_name or arguments else None
+
+    def _add_start(self, start: str, fragment: str) -> str:
+        """Add a fragment to arguments that may begin with an empty object. Return the text to emit."""
+        text = start + fragment
+        found = _EMPTY_OBJECT.match(text)
+        if found is None:
+            stripped = text.strip()
+            self._start = stripped if stripped in ("", "{") else None
+            self.arguments.append(fragment)
+            return fragment
+        has_brace = start == "{" or self.held == "}"  # the client has the brace of the empty object
+        if self.held:
+            self.arguments.pop()
+        if found.end() == len(text):
+            self._start, self.held = "{}", "}" if has_brace else "{}"
+            self.arguments.append(self.held)
+            return ""
+        rest = text[found.end() :]
+        if rest.startswith("{"):
+            emitted = rest[1:] if has_brace else rest
+        else:
+            emitted = self.held + fragment
+        self._start, self.held = None, ""
+        self.arguments.append(emitted)
+        return emitted
+
+    def release(self) -> Sequence[ToolCall]:
+        """Return the delta with the held text, if there is any."""
+        if not self.held:
+            return ()
+        held, self.held, self._start = self.held, "", None
+        return (ToolCall(self.key, held, "", self.call_id),)
 
     def _add_name(self, name: str, *, has_arguments: bool) -> str:
         """Return the whole name, or nothing if it is still held."""
@@ -126,13 +181,25 @@ class ToolCallAssembler:
             has_new_index = part.index is not None and part.index not in self._by_index
             if not has_new_index and given in self._by_id and self._has_received(given, name, arguments):
                 return ()
+            ended = self._release_last()
             call = self._begin(part.index, given)
+        else:
+            ended = ()
         released = self.release_name() if self._unnamed is not call else ()
         delta = call.add(name, arguments)
         if delta is None:
             self._unnamed = None if call.is_named else call
-            return released
-        return (*released, delta)
+            return (*ended, *released)
+        return (*ended, *released, delta)
+
+    def release(self) -> Sequence[ToolCall]:
+        """Return the deltas with the held name and the held arguments."""
+        return [*self.release_name(), *(delta for call in self._calls for delta in call.release())]
+
+    def _release_last(self) -> Sequence[ToolCall]:
+        """Return the delta with the held arguments of the last call, if they can be all that it has."""
+        last = self._calls[-1] if self._calls else None
+        return last.release() if last is not None and last.held and self._names.may_lack_arguments(last.name) else ()
 
     def release_name(self) -> Sequence[ToolCall]:
         """Return the delta with the held name, if there is one."""
@@ -157,8 +224,9 @@ class ToolCallAssembler:
                     deltas.append(call.add("", rest))
                     break
             else:
-                self._unnamed = self._begin(None, given)
-                deltas += (self._unnamed.add(name, arguments), *self.release_name())
+                deltas += self._release_last()
+                call = self._unnamed = self._begin(None, given)
+                deltas += (call.add(name, arguments), *self.release_name(), *call.release())
         return [delta for delta in deltas if delta is not None]
 
     def find_id(self, part: ToolCallDelta) -> str | None:
@@ -243,6 +311,12 @@ def _encode(arguments: Any) -> str:
     if arguments is None:
         return ""
     return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
+def _drop_empty_object(arguments: str) -> str:
+    """Remove an empty object that another object follows."""
+    found = _EMPTY_OBJECT.match(arguments)
+    return arguments[found.end() :] if found is not None and arguments.startswith("{", found.end()) else arguments
 
 
 def _parse(arguments: str) -> Any:
