@@ -22,6 +22,7 @@ from antiphon.config.settings import Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.store.migration_files import read_migrations
 from antiphon.tools.hosted.code_interpreter import prepare
+from support.postgres_server import EmptySchema
 from support.upstream_server import Reply, json_of, serve
 from support.upstream_thread import ThreadedServer
 
@@ -237,6 +238,26 @@ def test_database_that_cannot_be_written_to_is_a_problem_with_its_remedy(postgre
     assert "rights of this user" in found["store"]["advice"]
 
 
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("search_path=missing", "the search_path of its user has no schema that exists. Create the schema"),
+        ("role=pg_monitor", "its user may not create tables in the schema {schema}. Grant it CREATE on the schema"),
+    ],
+)
+def test_schema_without_tables_that_cannot_be_used_is_a_problem(
+    postgres_server, diagnose, change: str, refusal: str
+) -> None:
+    schema = EmptySchema(postgres_server)
+    try:
+        schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO pg_monitor")
+        status, found = diagnose(f'store = "{schema.url}&{change}"')
+    finally:
+        schema.remove()
+    assert (status, found["store"]["status"]) == (1, "problem")
+    assert refusal.format(schema=schema.name) in found["store"]["message"]
+
+
 def make_finding(name: str, message: str, status: str = "ok", advice: str = "") -> dict[str, str]:
     return {"name": name, "status": status, "message": message, "advice": advice}
 
@@ -276,6 +297,31 @@ def test_seal_keys_are_checked(home, diagnose):
         "message": f"other users may access {path}",
         "advice": f"Run: chmod 600 {path}",
     }
+
+
+def test_folder_of_the_seal_keys_is_checked(home, diagnose, monkeypatch):
+    folder = home / "data"
+    path = folder / "seal.keys"
+    settings = f'data_dir = "{folder}"'
+    folder.write_text("")
+    assert diagnose(settings)[1]["seal keys"] == make_finding(
+        "seal keys", f"{folder} is not a folder", "problem", "Set data_dir or seal_keys."
+    )
+    folder.unlink()
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # the tests may run as root
+        assert diagnose(settings)[1]["seal keys"] == make_finding(
+            "seal keys", f"{path} cannot be created: no permission for {folder}", "problem", "Change the permissions."
+        )
+    path.write_text("A" * 43 + "=")
+    path.chmod(0o600)
+    folder.chmod(0o775)
+    assert diagnose(settings)[1]["seal keys"] == make_finding(
+        "seal keys", f"other users may replace {path}", "warning", f"Run: chmod go-w {folder}"
+    )
+    folder.chmod(0o755)
+    assert diagnose(settings)[1]["seal keys"] == make_finding("seal keys", f"1 in {path}")
 
 
 def test_wrong_settings_are_problems(home, script, capfd):

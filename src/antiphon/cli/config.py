@@ -18,6 +18,7 @@ from antiphon.engine.serve.routing import parse_target
 from antiphon.errors import ConfigError
 from antiphon.server.agent import load_agent_tools
 from antiphon.server.exposure import check_exposure
+from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.tools.hosted.base import HostedSetup
 from antiphon.tools.hosted.registry import create_hosted_tools
@@ -62,7 +63,8 @@ def find_problems(settings: Settings, *, has_stored_keys: bool) -> list[str]:
         check_exposure(settings, has_stored_keys=has_stored_keys)
     store = None
     with found.collect_at("store"):
-        store = locate_store("memory:" if settings.stateless else settings.store)
+        limits = StoreLimits(listen_url=settings.store_listen_url)
+        store = locate_store("memory:" if settings.stateless else settings.store, limits=limits)
     with found.collect():
         if store is not None:
             make_containers(settings, store)

@@ -56,6 +56,7 @@ _GIGABYTE = 1e9
 # Free space below this multiple of `store_min_free_bytes` is a warning.
 _LOW_SPACE_FACTOR = 16
 _OTHER_USERS = 0o077
+_OTHER_WRITERS = 0o022
 _GGUF = b"GGUF"
 _SHOWN_MODELS = 5
 _SHOWN_NODES = 5
@@ -153,7 +154,7 @@ async def check_store(settings: Settings) -> list[Finding]:
     assert isinstance(store, SqliteStore)
     path = store.path.absolute()
     if condition is None:
-        findings.append(_judge_new_file(path))
+        findings.append(_judge_new_file("store", path, "another store"))
     elif path.stat().st_mtime > time.time() + _DAY:
         findings.append(warning("clock", f"{path} was changed in the future", "Check the date of this machine."))
     findings.append(_check_disk(path, settings.store_min_free_bytes))
@@ -207,13 +208,13 @@ async def check_nodes(settings: Settings) -> list[Finding]:
     ]
 
 
-def _judge_new_file(path: Path) -> Finding:
+def _judge_new_file(name: str, path: Path, setting: str) -> Finding:
     folder = _find_existing_folder(path)
     if not folder.is_dir():
-        return problem("store", f"{folder} is not a folder", "Set another store.")
+        return problem(name, f"{folder} is not a folder", f"Set {setting}.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        return problem("store", f"{path} cannot be created: no permission for {folder}", "Change the permissions.")
-    return ok("store", f"{path} does not exist yet: the first start creates it")
+        return problem(name, f"{path} cannot be created: no permission for {folder}", "Change the permissions.")
+    return ok(name, f"{path} does not exist yet: the first start creates it")
 
 
 def _find_existing_folder(path: Path) -> Path:
@@ -238,8 +239,11 @@ async def check_seal_keys(settings: Settings) -> list[Finding]:
         return [ok("seal keys", f"{count} in the settings")]
     path = settings.data_dir / SEAL_FILE
     if not path.exists():
-        return [ok("seal keys", f"{path} does not exist yet: the first start creates it")]
+        return [_judge_new_file("seal keys", path, "data_dir or seal_keys")]
     count = len(load_secrets(path))
+    if path.parent.stat().st_mode & _OTHER_WRITERS:
+        text = f"other users may replace {path}"
+        return [warning("seal keys", text, f"Run: chmod go-w {path.parent}")]
     if path.stat().st_mode & _OTHER_USERS:
         return [warning("seal keys", f"other users may access {path}", f"Run: chmod 600 {path}")]
     return [ok("seal keys", f"{count} in {path}")]

@@ -121,23 +121,6 @@ async def test_user_without_rights_on_the_tables_is_refused(postgres_server: str
         schema.remove()
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("postgresql://me:secret@127.0.0.1:1/data", "The store 127.0.0.1:1/data cannot be opened: .*refused"),
-        ("postgresql://me:secret@127.0.0.1:x/data", "The store 127.0.0.1:x/data cannot be opened: the URL is invalid"),
-        ("{server}_missing?password=secret", 'cannot be opened: database "postgres_missing" does not exist'),
-        ("{server}?search_path=missing&password=secret", "the search_path of its user has no schema"),
-        ("{server}?target_session_attrs=standby&password=secret", "no server in the URL is as its target_session"),
-        ("{server}?default_transaction_read_only=on&password=secret", "cannot be opened: the database is read-only"),
-    ],
-)
-async def test_wrong_url_is_refused_without_its_password(postgres_server: str, url: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refusal:
-        await locate_store(url.replace("{server}", postgres_server.partition("?")[0])).open()
-    assert "secret" not in str(refusal.value)
-
-
 async def test_failed_write_in_a_batch_fails_alone(store: PostgresStore, make_stored: MakeStored) -> None:
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"1")
     results = await asyncio.gather(

@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, StoreFull, StoreUnavailable
 from antiphon.store.escaped_text import escape_text, unescape_text
@@ -58,6 +59,7 @@ CONNECTION_ERRORS = (
 # The database cannot be opened, or its URL is invalid.
 OPENING_ERRORS = (
     OSError,
+    OverflowError,  # a port, in an option of the URL or a variable
     ValueError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -78,7 +80,10 @@ CONFLICTS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
 # A host of a URL, with or without a port. It may be empty.
-_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(\d*))?")
+_MAX_PORT = 65535
+# Options of a URL with the name of a file.
+_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
 class ServerAddress:
@@ -93,16 +98,22 @@ class ServerAddress:
             parts = urlsplit(url)
         except ValueError:
             raise ConfigError("The URL of the PostgreSQL store is invalid.") from None
-        if not url.startswith(f"{parts.scheme}://"):
+        if parts.scheme not in ("postgresql", "postgres") or not url.startswith(f"{parts.scheme}://"):
             raise ConfigError("The URL of the PostgreSQL store must begin with postgresql://.")
         if parts.fragment:
             raise ConfigError("The URL of the PostgreSQL store must not contain '#'. Write %23 for it.")
         _, has_user, hosts = parts.netloc.rpartition("@")
         is_split = parts.netloc.count("@") > 1 or "@" in parts.path or ("@" in parts.query and not parts.path)
-        if is_split or (not has_user and not all(map(_HOST.fullmatch, hosts.split(",")))):
+        found = [_HOST.fullmatch(host) for host in hosts.split(",")]
+        if is_split or (not has_user and not all(found)):
             raise ConfigError(
-                "The URL of the PostgreSQL store is invalid: in the user name and the password, write %2F for '/', %3F "
-                "for '?' and %40 for '@'."
+                "The URL of the PostgreSQL store is invalid: a port is a number, and in the user name and the "
+                "password, write %2F for '/', %3F for '?' and %40 for '@'."
+            )
+        if not all(match and 0 < int(match[1] or 1) <= _MAX_PORT for match in found):
+            raise ConfigError(
+                f"The URL of the PostgreSQL store is invalid: {hosts} has a wrong port. A port is a number from 1 to "
+                f"{_MAX_PORT}."
             )
         self._text = f"{hosts or 'localhost'}{parts.path}"
 
@@ -114,10 +125,11 @@ class PostgresConnector:
     """Opens connections to one server. `is_pooled`: a pooler such as PgBouncer is between this process and the server.
 
     A pooler in transaction mode gives every transaction another session. So no state of a session is used, and
-    statements are not prepared.
+    statements are not prepared. Raises ConfigError if a file that the URL names cannot be read.
     """
 
     def __init__(self, address: ServerAddress) -> None:
+        _check_files(address)
         self.address = address
         self.is_pooled: bool | None = None
 
@@ -146,6 +158,18 @@ class PostgresConnector:
         return await asyncpg.connect(
             self.address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, **options
         )
+
+
+def _check_files(address: ServerAddress) -> None:
+    """Raise ConfigError for an unreadable file. asyncpg does not name it, or ignores it, depending on `sslmode`."""
+    options = dict(parse_qsl(urlsplit(address.url).query))
+    for name in _TLS_FILES:
+        try:
+            if name in options:
+                Path(options[name]).open("rb").close()
+        except OSError as error:
+            reason = f"{name} names the file {options[name]}, which cannot be read: {error.strerror}"
+            raise ConfigError(f"The store {address} cannot be opened: {reason}.") from None
 
 
 async def _is_pooled(connection: "Connection[Any]") -> bool:
@@ -254,7 +278,11 @@ def describe_error(error: BaseException) -> AntiphonError:
 def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError:
     """Return the error for a database that cannot be opened at the start."""
     reason = summarize_error(error)
-    if isinstance(error, (asyncpg.ClientConfigurationError, ValueError)):
+    if str(error).startswith("root certificate file"):
+        reason = f"{reason}. Name it with sslrootcert in the URL"
+    elif isinstance(error, OverflowError):
+        reason = f"a port is a number from 1 to {_MAX_PORT}"
+    elif isinstance(error, (asyncpg.ClientConfigurationError, ValueError)):
         reason = "the URL is invalid"  # the text of the error may contain parts of it
     elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         reason = f"no answer within {CONNECT_SECONDS:g} seconds"

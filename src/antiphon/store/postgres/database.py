@@ -96,6 +96,7 @@ class PostgresDatabase:
         limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = ServerAddress(url)
+        self._listen_address = _parse_listen_url(limits.listen_url)
         self._limits = limits
         self._clock = now
         self._now = now or time.time
@@ -148,8 +149,8 @@ class PostgresDatabase:
 
     def _choose_listener(self, connector: PostgresConnector) -> PostgresConnector | None:
         """Return the connector for LISTEN, or None if only a pooler can be reached, which does not support it."""
-        if self._limits.listen_url:
-            return PostgresConnector(ServerAddress(self._limits.listen_url))
+        if self._listen_address is not None:
+            return PostgresConnector(self._listen_address)
         return None if connector.is_pooled else connector
 
     async def close(self) -> None:
@@ -196,3 +197,10 @@ class PostgresDatabase:
         if self._parts is None:
             raise Unavailable("The store is not open.")
         return self._parts
+
+
+def _parse_listen_url(url: str) -> ServerAddress | None:
+    try:
+        return ServerAddress(url) if url else None
+    except ConfigError as error:
+        raise ConfigError(f"store_listen_url: {error.message}") from None

@@ -13,13 +13,14 @@ from antiphon.store.postgres.connection import (
     close,
     explain_refusal,
 )
-from antiphon.store.postgres.migrations import explain_missing_rights, read_version
+from antiphon.store.postgres.migrations import NO_SCHEMA, explain_missing_rights, read_version
 from antiphon.store.postgres.notifications import Notifications, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
 
 _STATE = """
-SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
+SELECT current_schema(), has_schema_privilege(current_schema(), 'CREATE'),
+    pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
     extract(epoch FROM clock_timestamp())::float8
 """
 
@@ -70,12 +71,16 @@ async def inspect_database(url: str) -> StoreCondition:
             has_table = await connection.fetchval(_CAN_READ_KEYS)
             has_keys = has_table and await connection.fetchval("SELECT EXISTS (SELECT 1 FROM api_keys)")
             started = time.time()
-            is_replica, is_read_only, now = await connection.fetchrow(_STATE)
+            name, can_create, is_replica, is_read_only, now = await connection.fetchrow(_STATE)
             ended = time.time()
         finally:
             await close(connection)
     except OPENING_ERRORS as error:
         raise explain_refusal(address, error) from error
+    if schema < migrations[-1].version and not can_create:
+        refusal = f"its user may not create tables in the schema {name}. Grant it CREATE on the schema"
+    if name is None:
+        refusal = NO_SCHEMA
     if is_read_only:
         refusal = "the database is read-only. Turn default_transaction_read_only off for its user"
     if is_replica:

@@ -26,6 +26,8 @@ CREATE TABLE antiphon_schema (version integer PRIMARY KEY, name text NOT NULL, a
 
 _STATE = "SELECT current_schema(), pg_is_in_recovery(), current_setting('transaction_read_only')::bool"
 
+NO_SCHEMA = "the search_path of its user has no schema that exists. Create the schema, or correct the search_path"
+
 _VERSION = "SELECT coalesce(max(version), 0) FROM antiphon_schema"
 
 _RECORD = "INSERT INTO antiphon_schema (version, name, applied_at) VALUES ($1, $2, now())"
@@ -59,7 +61,7 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
     async with run_transaction(connection):
         schema, is_replica, is_read_only = await connection.fetchrow(_STATE)
         if schema is None:
-            raise ConfigError(f"The store {name} cannot be opened: the search_path of its user has no schema.")
+            raise ConfigError(f"The store {name} cannot be opened: {NO_SCHEMA}.")
         if is_replica:
             raise ConfigError(
                 f"The store {name} cannot be opened: the server is a read-only replica. Use the URL of the primary."
