@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import Tool, ToolContext, ToolResult
+from antiphon.tools.base import RunContext, Tool, ToolContext, ToolResult
 from antiphon.tools.function import tool
 
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
@@ -303,16 +303,25 @@ async def test_partials_and_callable_objects_become_tools(
     assert (await made.invoke(json.dumps(arguments), CONTEXT)).output == output
 
 
-async def test_constraints_of_a_pydantic_field_apply() -> None:
-    @tool
-    def rate(stars: Annotated[int, pydantic.Field(ge=1, le=5, description="How good.")]) -> int:
-        """Rate it."""
-        return stars
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ToolContext | None,
+        Annotated[ToolContext | None, "The call."],
+        RunContext[dict[str, str]] | None,
+        ToolContext[int],
+    ],
+)
+async def test_optional_context_is_passed_and_not_in_the_schema(kind: Any) -> None:
+    def who(name: str, context=None) -> str:  # type: ignore[no-untyped-def]
+        """Say who is there."""
+        return f"{name}: {context and context.run_id}"
 
-    described = {"type": "integer", "minimum": 1, "maximum": 5, "description": "How good."}
-    assert rate.parameters["properties"] == {"stars": described}
-    with pytest.raises(msgspec.ValidationError, match="<= 5"):
-        await rate.invoke('{"stars": 6}', CONTEXT)
+    who.__annotations__["context"] = kind
+    made = tool(who)
+    assert list(made.parameters["properties"]) == ["name"]
+    assert (await made.invoke('{"name": "Ada"}', CONTEXT)).output == "Ada: run_1"
+    assert made("Ada") == "Ada: None"
 
 
 def test_one_word_docstring_is_no_section_heading() -> None:

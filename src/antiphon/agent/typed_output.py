@@ -16,7 +16,8 @@ from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import make_name
 from antiphon.tools.function import encode_json
-from antiphon.tools.schema import JsonType, support_pydantic_unions
+from antiphon.tools.pydantic_types import support_pydantic
+from antiphon.tools.schema import JsonType
 
 OutputMode = Literal["native", "tool", "prompt"]
 
@@ -38,7 +39,7 @@ class ObjectType:
         self._plain = self._type = JsonType(kind, where=where, can_loosen=False)
         self.is_wrapped = self._plain.schema.get("type") != "object"
         if self.is_wrapped:
-            wrapped = msgspec.defstruct("Output", [("value", support_pydantic_unions(kind))])
+            wrapped = msgspec.defstruct("Output", [("value", support_pydantic(kind, where))])
             self._type = JsonType(wrapped, where=where, can_loosen=False)
 
     @property

@@ -7,9 +7,10 @@ import functools
 import inspect
 import re
 import threading
+import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, overload
 
 import msgspec
 from msgspec import Meta
@@ -17,15 +18,14 @@ from msgspec import Meta
 from antiphon.errors import ConfigError
 from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult, require_name
 from antiphon.tools.executor import replace_unsupported
-from antiphon.tools.schema import JsonType, support_pydantic_unions
+from antiphon.tools.pydantic_types import Adapter, encode_pydantic, find_field_default, is_field, support_pydantic
+from antiphon.tools.schema import JsonType
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Function = Callable[..., Any]
 
-# Constraints that msgspec and pydantic have under the same names.
-_CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 # Docstrings in the style of Google (`Args:`) and of Sphinx (`:param name:`).
 _SECTION = re.compile(r"^(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
@@ -92,19 +92,13 @@ def make_result(value: Any) -> ToolResult:
         encoded = encode_json(value)
         if b"null" not in encoded:
             return ToolResult(encoded.decode())
-    builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_pydantic)
+    builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=encode_pydantic)
     return ToolResult(msgspec.json.encode(replace_unsupported(builtins)).decode())
 
 
 def encode_json(value: Any) -> bytes:
     """Encode a value that may contain models of pydantic."""
-    return msgspec.json.encode(value, enc_hook=_encode_pydantic)
-
-
-def _encode_pydantic(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise NotImplementedError(f"A tool returned {type(value).__name__}, which cannot be encoded as JSON.")
+    return msgspec.json.encode(value, enc_hook=encode_pydantic)
 
 
 # Definition
@@ -193,12 +187,16 @@ class _Signature:
                 self.context = parameter.name
                 continue
             _check_parameter(parameter, kind, name)
-            annotated = _add_description(support_pydantic_unions(kind), descriptions.get(parameter.name))
-            if parameter.default is parameter.empty:
-                fields.append((parameter.name, annotated))
+            where = f"{name}.{parameter.name}"
+            field = parameter.default if is_field(parameter.default) else None
+            supported = support_pydantic(kind, where, field=field)
+            annotated = _add_description(supported, descriptions.get(parameter.name))
+            if parameter.default is parameter.empty or field is not None:
+                make_default = find_field_default(kind, field, where)
             else:
-                default = msgspec.field(default_factory=functools.partial(_return_default, parameter.default))
-                fields.append((parameter.name, annotated, default))
+                make_default = functools.partial(_return_default, parameter.default)
+            default = () if make_default is None else (msgspec.field(default_factory=make_default),)
+            fields.append((parameter.name, annotated, *default))
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         self.arguments_type = JsonType(arguments, where=name, strict=strict)
 
@@ -209,8 +207,11 @@ class _Signature:
 
 
 def _is_context(kind: Any) -> bool:
-    """Return True for RunContext and ToolContext, even with the type of the deps."""
-    plain = typing.get_origin(kind) or kind
+    """Return True for RunContext and ToolContext, even with the type of the deps, and for one of them or None."""
+    origin = typing.get_origin(kind)
+    if origin in (Annotated, Union, types.UnionType):
+        return any(map(_is_context, typing.get_args(kind)))
+    plain = origin or kind
     return isinstance(plain, type) and issubclass(plain, RunContext)
 
 
@@ -235,30 +236,14 @@ def _check_parameter(parameter: inspect.Parameter, kind: Any, name: str) -> None
 
 
 def _add_description(kind: Any, description: str | None) -> Any:
-    """Return the type, annotated with the description unless its annotations have one."""
-    if typing.get_origin(kind) is Annotated:
-        plain, *annotations = typing.get_args(kind)
-        metas = [meta for annotation in annotations for meta in _translate_annotation(annotation)]
-        if description and not any(isinstance(meta, Meta) and meta.description for meta in metas):
-            metas.append(Meta(description=description))
-        return Annotated[(plain, *metas)]
-    return Annotated[kind, Meta(description=description)] if description else kind
-
-
-def _translate_annotation(annotation: Any) -> list[Any]:
-    """Translate a text, or a field of pydantic with its constraints, to msgspec's `Meta`."""
-    if isinstance(annotation, str):
-        return [Meta(description=annotation)]
-    if isinstance(annotation, Meta):
-        return [annotation]
-    description = {"description": annotation.description} if getattr(annotation, "description", None) else {}
-    constraints = {
-        name: getattr(each, name)
-        for each in (annotation, *getattr(annotation, "metadata", ()))
-        for name in _CONSTRAINTS
-        if getattr(each, name, None) is not None
-    }
-    return [Meta(**description, **constraints)] if description or constraints else [annotation]
+    """Return the type, annotated with the description unless its annotations have one. Texts are descriptions."""
+    is_annotated = typing.get_origin(kind) is Annotated
+    plain, *annotations = typing.get_args(kind) if is_annotated else (kind,)
+    annotations = [Meta(description=each) if isinstance(each, str) else each for each in annotations]
+    described = [*annotations, plain] if isinstance(plain, Adapter) else annotations
+    if description and not any(getattr(each, "description", None) for each in described):
+        annotations.append(Meta(description=description))
+    return Annotated[(plain, *annotations)] if annotations else plain
 
 
 # Calls

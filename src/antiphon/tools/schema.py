@@ -1,21 +1,19 @@
 """JSON Schema of Python types, in the strict form that models can be constrained to, and decoding to these types.
 
-msgspec describes and decodes dataclasses, TypedDicts, structs, enums, literals and containers. Models of pydantic
-describe and validate themselves, and so do unions with them, which msgspec does not support.
+msgspec describes and decodes dataclasses, TypedDicts, structs, enums, literals and containers. `pydantic_types.py` is
+for the types of pydantic.
 """
 
 import dataclasses
-import sys
-import types
-import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Any
 
 import msgspec
 import msgspec.inspect as inspection
 
 from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import read_json
+from antiphon.tools.pydantic_types import describe_pydantic, support_pydantic, validate_pydantic
 
 JsonSchema = dict[str, Any]
 
@@ -49,7 +47,7 @@ class JsonType:
 
         If `can_loosen` is set, the error suggests `strict=False`.
         """
-        self._kind = kind = support_pydantic_unions(kind)
+        self._kind = kind = support_pydantic(kind, where)
         self._loose, self._definitions = _describe(kind, where)
         try:
             self.schema = _make_strict(self._loose, self._definitions, where) if strict else self._make_loose()
@@ -72,7 +70,7 @@ class JsonType:
         """
         try:
             given = _drop_nulls(value, self._loose, self._definitions)
-            converted = msgspec.convert(given, self._kind, dec_hook=_validate_pydantic)
+            converted = msgspec.convert(given, self._kind, dec_hook=validate_pydantic)
             if self._definitions:
                 _store_defaults(converted)
             return converted
@@ -120,7 +118,7 @@ def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
     """Return the schema of a type and all definitions that it references."""
     try:
         (schema,), components = msgspec.json.schema_components(
-            [kind], schema_hook=_describe_pydantic, ref_template=_REFERENCE
+            [kind], schema_hook=describe_pydantic, ref_template=_REFERENCE
         )
         definitions: dict[str, Any] = dict(components)
         _add_formats(schema, inspection.type_info(kind), definitions, set())
@@ -192,58 +190,6 @@ def _list_inner(
             fields = [each for each in info.fields if each.encode_name in properties]
             return [(properties[each.encode_name], each.type) for each in fields]
     return []
-
-
-def support_pydantic_unions(kind: Any) -> Any:
-    """Return a type in which pydantic describes and validates each union of several types with a model."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        plain = support_pydantic_unions(arguments[0])
-        # The metadata may name the discriminator of the union, which is for pydantic.
-        return kind if plain is arguments[0] else _adapt(kind)
-    if origin in (Union, types.UnionType):
-        others = [each for each in arguments if each is not type(None)]
-        return _adapt(kind) if len(others) > 1 and any(map(_mentions_pydantic, others)) else kind
-    if origin is None or not any(map(_mentions_pydantic, arguments)):
-        return kind
-    supported = tuple(support_pydantic_unions(each) for each in arguments)
-    return kind if supported == arguments else origin[supported]
-
-
-def _mentions_pydantic(kind: Any) -> bool:
-    return _is_pydantic(kind) or any(map(_mentions_pydantic, typing.get_args(kind)))
-
-
-class _Adapter(type):
-    """A class for msgspec that stands for another type. msgspec requires that a decoded value is an instance of it."""
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return True
-
-
-def _adapt(kind: Any) -> type:
-    """Return a class that describes and validates a type as a model of pydantic does."""
-    # A type that mentions a model has imported pydantic.
-    adapter = sys.modules["pydantic"].TypeAdapter(kind)
-    methods = {
-        "model_json_schema": staticmethod(adapter.json_schema),
-        "model_validate": staticmethod(adapter.validate_python),
-    }
-    return _Adapter("Union", (), methods)
-
-
-def _is_pydantic(kind: Any) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate")
-
-
-def _describe_pydantic(kind: Any) -> JsonSchema:
-    if not _is_pydantic(kind):
-        raise TypeError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
-    try:
-        schema: JsonSchema = kind.model_json_schema()
-    except Exception as error:
-        raise TypeError(f"the type {kind.__name__!r} has no JSON form: {error}") from None
-    return schema
 
 
 def _find_used_definitions(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,12 +335,3 @@ def _store_defaults(value: Any) -> None:
             if is_missing and getattr(type(value), field.name, None) is field.default:
                 stored[field.name] = field.default
         _store_defaults([getattr(value, field.name, None) for field in fields])
-
-
-def _validate_pydantic(kind: Any, value: Any) -> Any:
-    if not _is_pydantic(kind):
-        raise NotImplementedError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
-    try:
-        return kind.model_validate(value)
-    except ValueError as error:
-        raise msgspec.ValidationError(str(error)) from None

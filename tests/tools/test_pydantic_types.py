@@ -1,0 +1,258 @@
+"""Fields and types of pydantic in the parameters of tools, and in output types."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pydantic
+import pytest
+import typing_extensions
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from antiphon.errors import ConfigError
+from antiphon.tools.base import ToolContext
+from antiphon.tools.function import CallableTool, tool
+from antiphon.tools.schema import JsonType, is_strict
+
+CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
+
+
+def make(kind: Any, *default: Any) -> CallableTool[..., Any]:
+    """Return a tool with one parameter, which returns the representation of its argument."""
+
+    def show(value):  # type: ignore[no-untyped-def]
+        """Show a value.
+
+        Args:
+            value: From the docstring.
+        """
+        return repr(value)
+
+    show.__annotations__["value"] = kind
+    show.__defaults__ = default or None
+    return tool(show)
+
+
+async def invoke(made: CallableTool[..., Any], **arguments: Any) -> str:
+    return str((await made.invoke(msgspec.json.encode(arguments).decode(), CONTEXT)).output)
+
+
+class Code:
+    """A type like `EmailStr`: it is validated as a text."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return handler(Annotated[str, pydantic.StringConstraints(pattern="^[A-Za-z]{2}$", to_lower=True)])
+
+
+class Address(pydantic.BaseModel):
+    city: str = Field(min_length=2)
+    code: Code = "ch"  # type: ignore[assignment]
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+@dataclasses.dataclass
+class Order:
+    amount: Annotated[int, Field(ge=1)]
+    unit: str = Field(default="piece", max_length=5)
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    amount: Annotated[int, AfterValidator(lambda number: number * 2)]
+
+
+class Options(typing_extensions.TypedDict):
+    level: Annotated[int, Field(le=3)]
+
+
+class Town(msgspec.Struct):
+    name: str
+
+
+NUMBER = {"type": "integer", "minimum": 1, "maximum": 5, "description": "How good."}
+TEXT = {"type": "string", "description": "From the docstring."}
+
+
+@pytest.mark.parametrize(
+    ("made", "schema", "good", "shown", "bad", "reason"),
+    [
+        (
+            make(Annotated[int, Field(ge=1, le=5, description="How good.")]),
+            NUMBER,
+            4,
+            "4",
+            6,
+            "Input should be less than or equal to 5",
+        ),
+        (make(int, Field(ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "greater than or equal to 1"),
+        (make(int, Field(..., ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "greater than or equal to 1"),
+        (
+            make(str, Field(min_length=2, pattern="^[a-z]+$")),
+            TEXT | {"minLength": 2, "pattern": "^[a-z]+$"},
+            "ab",
+            "'ab'",
+            "AB",
+            "String should match pattern",
+        ),
+        (make(Annotated[str, AfterValidator(str.upper)]), TEXT, "ab", "'AB'", 5, "Input should be a valid string"),
+        (make(Annotated[int, BeforeValidator(len)]), TEXT | {"type": "integer"}, "abc", "3", 5, "has no len"),
+        (make(Annotated[int, "Some.", Field(ge=1)]), {"minimum": 1, "description": "Some."}, 1, "1", 9, ""),
+        (make(pydantic.PositiveInt), {"type": "integer", "exclusiveMinimum": 0}, 4, "4", 0, "greater than 0"),
+        (make(pydantic.constr(strip_whitespace=True)), TEXT, " a ", "'a'", 4, "valid string"),
+        (
+            make(pydantic.SecretStr),
+            TEXT | {"description": "From the docstring. (format: password)"},
+            "a",
+            "SecretStr('**********')",
+            4,
+            "valid string",
+        ),
+        (make(Code), TEXT | {"pattern": "^[A-Za-z]{2}$"}, "DE", "'de'", "German", "should match pattern"),
+        (make(list[Code]), {}, ["DE"], "['de']", ["German"], r"pattern '.*' - at `\$.value\[0\]`"),
+        (make(Code | None), {}, "DE", "'de'", "German", "should match pattern"),
+        (
+            make(Address),
+            {},
+            {"city": "Bern", "code": None},
+            "Address(city='Bern', code='ch')",
+            {"city": "B"},
+            "city: String",
+        ),
+        (make(Cat | Dog, Field(discriminator="kind")), {}, {"kind": "cat"}, "Cat(kind='cat')", {"kind": "cow"}, "kind"),
+        (make(Annotated[list[int], Field(max_length=2)]), {}, [1, 2], "[1, 2]", [1, 2, 3], "at most 2 items"),
+        (
+            make(Annotated[Decimal, Field(ge=0, decimal_places=2)], Decimal("1.50")),
+            {},
+            "0.25",
+            "Decimal('0.25')",
+            -1,
+            "",
+        ),
+        (make(Order), {}, {"amount": 1, "unit": None}, "Order(amount=1, unit='piece')", {"amount": 0}, "amount: Input"),
+        (make(list[Checked]), {}, [{"amount": 4}], "[Checked(amount=8)]", [{"amount": ""}], "amount: Input"),
+        (make(Options), {}, {"level": 3}, "{'level': 3}", {"level": 4}, "level: Input should be less"),
+        (
+            make(Annotated[list[Town], Field(min_length=1)]),
+            {},
+            [{"name": "Bern"}],
+            "[Town(name='Bern')]",
+            [],
+            "length >= 1",
+        ),
+    ],
+)
+async def test_parameter_has_the_schema_and_the_validation_of_pydantic(
+    made: CallableTool[..., Any], schema: dict[str, Any], good: Any, shown: str, bad: Any, reason: str
+) -> None:
+    described = made.parameters["properties"]["value"]
+    if schema:
+        expected = {"description": "From the docstring."} | schema
+        assert {name: described.get(name) for name in expected} == expected
+    assert is_strict(made.parameters)
+    assert await invoke(made, value=good) == shown
+    if not reason:
+        return
+    with pytest.raises(msgspec.ValidationError, match=reason) as raised:
+        await invoke(made, value=bad)
+    assert "errors.pydantic.dev" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (make(int, Field(default=3, ge=1)), "3"),
+        (make(Annotated[int, Field(default=3)]), "3"),
+        (make(Annotated[int, Field(default=3)], 4), "4"),
+        (make(Annotated[int, Field(ge=1)], 4), "4"),
+        (make(Annotated[int, Field(ge=1)], Field(4)), "4"),
+        (make(list[Town], Field(default_factory=list, max_length=3)), "[]"),
+        (make(str | None, Field(None, description="A name.")), "None"),
+        (make(Address | None, None), "None"),
+    ],
+)
+async def test_default_of_a_field_is_passed_to_the_function(made: CallableTool[..., Any], shown: str) -> None:
+    assert [await invoke(made), await invoke(made, value=None)] == [shown, shown]
+    assert is_strict(made.parameters)
+
+
+async def test_every_call_gets_a_new_default_of_a_factory() -> None:
+    @tool
+    def collect(names: Annotated[list[str], Field(default_factory=list)]) -> int:
+        """Collect names."""
+        names.append("Ada")
+        return len(names)
+
+    assert [(await collect.invoke("{}", CONTEXT)).output for _ in range(2)] == ["1", "1"]
+
+
+def test_field_without_strict_mode_has_its_schema() -> None:
+    def count(amount: int = Field(default=3, ge=1, description="How many.")) -> int:
+        """Count."""
+        return amount
+
+    made = tool(strict=False)(count)
+    assert made.parameters["properties"] == {"amount": {"type": "integer", "minimum": 1, "description": "How many."}}
+    assert made.parameters["required"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "reason"),
+    [
+        (int, Field(default_factory=lambda data: 1), "show.value: a default_factory with an argument is not supported"),
+        (Annotated[Town, AfterValidator(len)], None, "show.value: 'func' of pydantic does not apply to types"),
+        (
+            Annotated[threading.Event, Field(description="x")],
+            None,
+            "show.value: pydantic cannot describe this type: Unable to generate",
+        ),
+        (Annotated[str, Field(pattern="(")], None, "show.value: pydantic cannot describe this type: "),
+    ],
+)
+def test_unsuitable_field_is_rejected_with_its_path(kind: Any, field: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make(kind, *([] if field is None else [field]))
+
+
+async def test_values_of_pydantic_types_are_encoded_as_results() -> None:
+    @tool
+    def give() -> Any:
+        """Give something."""
+        return [pydantic.HttpUrl("https://example.com/a"), Order(1, "kg")]
+
+    assert (await give.invoke("{}", CONTEXT)).output == '["https://example.com/a",{"amount":1,"unit":"kg"}]'
+
+
+def test_output_type_has_annotations_of_pydantic() -> None:
+    json_type = JsonType(Order, where="o")
+    assert json_type.convert({"amount": 2, "unit": None}) == Order(2, "piece")
+    assert json_type.schema["properties"]["amount"] == {"type": "integer", "minimum": 1}
+    with pytest.raises(msgspec.ValidationError, match="amount: Input should be greater than or equal to 1"):
+        json_type.convert({"amount": 0})
+
+
+def test_program_without_pydantic_does_not_import_it() -> None:
+    program = """
+import sys
+from antiphon import tool
+
+@tool
+def add(one: int, other: int | None = None) -> int:
+    "Add two numbers."
+    return one + (other or 0)
+
+print([name for name in sys.modules if name.startswith(("pydantic", "annotated_types"))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
