@@ -96,8 +96,9 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(sock=connection))
 
     def send(self, message: ToWorker | ToSupervisor) -> None:
-        """Send a message. The receiver may have ended; `receive` notices that."""
-        if self._writer.transport.get_write_buffer_size() < _MAX_UNSENT_BYTES:
+        """Send a message, or drop it if the receiver has ended or does not read. `receive` notices its end."""
+        # A closed transport of uvloop raises RuntimeError, and one of asyncio logs a warning.
+        if not self._writer.is_closing() and self._writer.transport.get_write_buffer_size() < _MAX_UNSENT_BYTES:
             self._writer.write(encode_frame(message))
 
     async def receive(self) -> bytes | None:
