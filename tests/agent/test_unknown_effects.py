@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from antiphon import ToolFinished, ToolResult, tool
+from antiphon import Agent, RunEnded, ToolFinished, ToolResult, tool
+from antiphon.agent.tool_calls import EARLIER_ATTEMPT
 from antiphon.ledger import Ledger
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext
 from antiphon.tools.executor import make_error_result
@@ -227,3 +228,76 @@ async def test_call_reported_as_interrupted_has_the_same_key_again(in_process: S
     await asyncio.gather(run, return_exceptions=True)
     outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, keys) == ("final", [FIRST_KEY] * 2)
+
+
+class Interrupted:
+    """A tool whose first call is interrupted, and whose next calls fail."""
+
+    def __init__(self, policy: OnInterrupt, failures: int = 1) -> None:
+        self.keys: list[str] = []
+        self.tool = tool(name="pay", description="Pay.", on_interrupt=policy)(self._pay)
+        self._failures = failures
+        self._running = asyncio.Event()
+
+    async def _pay(self, amount: int, context: ToolContext) -> str:
+        self.keys.append(context.idempotency_key)
+        if len(self.keys) == 1:
+            self._running.set()
+            await asyncio.Event().wait()
+        if len(self.keys) <= 1 + self._failures:
+            raise ConnectionError("refused")
+        return f"paid {amount}"
+
+    async def interrupt(self, agent: Agent, ledger: Ledger) -> None:
+        """Run the agent and stop it within the first call."""
+        run = asyncio.create_task(agent.run("Go.", ledger=ledger, run_id="run_1"))
+        await self._running.wait()
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+@pytest.mark.parametrize("policy", ["retry", "ask"])
+async def test_failed_repetition_of_an_interrupted_call_leaves_its_effect_unknown(
+    in_process: ScriptedModel, ledger: Ledger, policy: OnInterrupt
+) -> None:
+    payments = Interrupted(policy)
+    in_process.set_answers([PAY], [AGAIN], [call("pay", {"amount": 5}, "call_3")], "Done.")
+    agent = in_process.agent(tools=[payments.tool])
+    await payments.interrupt(agent, ledger)
+    finished: list[ToolFinished] = []
+    outcome, approvals = None, {}
+    while outcome is None or outcome.kind == "needs_approval":
+        async for event in agent.resume_stream("run_1", approvals=approvals, ledger=ledger):
+            if isinstance(event, ToolFinished):
+                finished.append(event)
+            elif isinstance(event, RunEnded):
+                outcome = event.outcome
+        assert outcome is not None
+        assert {(each.reason, each.idempotency_key) for each in outcome.pending} <= {("may_have_happened", FIRST_KEY)}
+        approvals = {each.call_id: True for each in outcome.pending}
+    assert (outcome.kind, payments.keys) == ("final", [*[FIRST_KEY] * 3, "run_1:3:0"])
+    unknown = make_error_result(f"ConnectionError: refused. {EARLIER_ATTEMPT}").output
+    shown = [(each.output, each.is_error, each.may_have_happened) for each in finished]
+    assert shown[:2] == [(unknown, True, True), ("paid 5", False, False)]
+
+
+async def test_interrupted_call_whose_tool_is_gone_may_have_happened(in_process: ScriptedModel, ledger: Ledger) -> None:
+    payments = Interrupted("retry", failures=0)
+    in_process.set_answers([PAY], "Wait.")
+    await payments.interrupt(in_process.agent(tools=[payments.tool]), ledger)
+    without = [event async for event in in_process.agent().resume_stream("run_1", ledger=ledger)]
+    (finished,) = [event for event in without if isinstance(event, ToolFinished)]
+    message = f"There is no tool 'pay'. There are: none. {EARLIER_ATTEMPT}"
+    assert finished.output == make_error_result(message).output
+    assert (finished.is_error, finished.may_have_happened) == (True, True)
+
+
+async def test_call_whose_tool_was_gone_has_the_same_key_again(in_process: ScriptedModel, ledger: Ledger) -> None:
+    payments = Interrupted("retry", failures=0)
+    # The tool is gone when the run is resumed.
+    offered: list[list[Tool]] = [[payments.tool], [], [payments.tool], []]
+    in_process.set_answers([PAY], [AGAIN], "Done.")
+    agent = in_process.agent(tools=lambda context: offered.pop(0))
+    await payments.interrupt(agent, ledger)
+    outcome = await agent.resume("run_1", ledger=ledger)
+    assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)

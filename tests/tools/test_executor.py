@@ -58,6 +58,44 @@ async def test_tool_that_fails_when_it_is_stopped_may_have_had_an_effect() -> No
     assert await execute(pay) == ToolResult('{"error":"ValueError: not paid"}', is_error=True, may_have_happened=True)
 
 
+async def test_exceptions_of_a_group_are_in_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(retries=1)
+    async def fetch() -> None:
+        """Fetch."""
+        raise ExceptionGroup("two failed", [ValueError("no city"), ExceptionGroup("inner", [KeyError("a"), OSError()])])
+
+    caplog.set_level(logging.INFO)
+    message = (
+        "ExceptionGroup: two failed (2 sub-exceptions) "
+        "[ValueError: no city; ExceptionGroup: inner (2 sub-exceptions) [KeyError: 'a'; OSError: ]]"
+    )
+    assert error_of(await execute(fetch)) == message
+    assert f"retrying the tool fetch: {message}" in caplog.messages
+
+
+async def test_message_of_a_group_is_bounded() -> None:
+    @tool
+    async def fetch() -> None:
+        """Fetch."""
+        level = [ExceptionGroup("inner", [ValueError("x" * 9000) for _ in range(30)]) for _ in range(30)]
+        raise ExceptionGroup("y" * 9000, level)
+
+    message = error_of(await execute(fetch))
+    assert (len(message) < 6000, message.endswith("…; 20 more]")) == (True, True)
+
+
+async def test_group_with_a_call_that_may_have_happened_may_have_happened() -> None:
+    class Lost(Exception):
+        may_have_happened = True
+
+    @tool
+    async def pay() -> None:
+        """Pay."""
+        raise ExceptionGroup("one failed", [ValueError("no"), Lost("no answer")])
+
+    assert (await execute(pay)).may_have_happened
+
+
 async def test_tool_that_cancels_its_task_is_reported_as_an_error() -> None:
     @tool
     async def stop() -> None:

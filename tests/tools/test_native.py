@@ -27,6 +27,7 @@ from antiphon import (
     shell_tool,
     tool,
 )
+from antiphon.agent.loop_guard import WARNING
 from antiphon.agent.tool_calls import CANCELLED
 from antiphon.tools.native import MAX_OUTPUT_LENGTH
 from support.scripted_model import UpstreamModel, open_scripted
@@ -125,6 +126,19 @@ async def test_error_of_a_shell_is_an_output(model: UpstreamModel) -> None:
     failed = [each["output"] for each in model.sent[-1]["input"] if each.get("type") == "shell_call_output"]
     assert failed[0] == [{"stdout": "", "stderr": "OSError: no shell", "outcome": {"type": "exit", "exit_code": 1}}]
     assert "The arguments do not fit the schema: Expected `array`" in failed[1][0]["stderr"]
+
+
+async def test_repeated_failure_stays_marked_as_failed(model: UpstreamModel) -> None:
+    def apply(patch: PatchRequest, _: ToolContext) -> None:
+        raise ValueError("no match")
+
+    again = [item(LIST | {"call_id": "call_2"}), item(PATCH | {"call_id": "call_3"})]
+    model.set_answers([item(LIST), item(PATCH)], again, "Done.")
+    await model.agent(tools=[shell_tool(Shell()), apply_patch_tool(apply)]).run("Go.")
+    shell, patch = last_items(model, 2)
+    failed = {"stdout": "", "stderr": f"OSError: no shell\n\n{WARNING}", "outcome": {"type": "exit", "exit_code": 1}}
+    assert shell["output"] == [failed]
+    assert (patch["status"], patch["output"]) == ("failed", f'{{"error":"ValueError: no match"}}\n\n{WARNING}')
 
 
 async def test_output_of_a_command_must_be_text(model: UpstreamModel) -> None:

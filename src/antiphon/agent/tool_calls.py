@@ -50,7 +50,7 @@ from antiphon.tools.base import (
     ToolInvocation,
     ToolResult,
 )
-from antiphon.tools.executor import CallObserver, Executor, make_error_result, replace_surrogates
+from antiphon.tools.executor import CallObserver, Executor, add_to_error, make_error_result, replace_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ LIMIT_REACHED = "The call was not made: the run has reached a limit."
 RUN_STOPPED = "The call was not made: the run was stopped before."
 NOT_APPROVED_YET = "The call has not been made: it waits for approval."
 CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
+EARLIER_ATTEMPT = "Whether an earlier attempt at this call has had an effect is not known."
 DECISION_TAKEN = "The decision is taken."
 ANSWER_ACCEPTED = "The answer was accepted."
 AFTER_ANSWER = "The call was not made: the run has ended with an answer."
@@ -358,6 +359,7 @@ class ToolCalls:
             report=self._make_report(call),
             emit=self._events.put_nowait,
         )
+        is_unknown = self._may_have_happened(call)
         # The tool may have had an effect, so the entry after it is written even if this task is cancelled meanwhile.
         try:
             result = await self._executor.execute(call, context, _Attempts(self, call))
@@ -378,6 +380,9 @@ class ToolCalls:
                 spent = self._budget.find_spent(call.call_id)
                 await self._journal.write(CallPauseEntry(call.call_id, [], state, *spent))
             raise
+        if is_unknown and result.is_error and self._journal.find_subagent(call) is None:
+            # This error says nothing about the earlier attempt.
+            result = structs.replace(add_to_error(result, EARLIER_ATTEMPT), may_have_happened=True)
         if repeat >= WARN_AT and not self._is_final(call) and not self._state.repeats.is_new(call, result.output):
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)

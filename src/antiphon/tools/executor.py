@@ -1,6 +1,7 @@
 """Execution of tool calls. An error in a tool becomes the result of the call and does not end the run."""
 
 import asyncio
+import json
 import logging
 import math
 import random
@@ -26,6 +27,10 @@ CANCELLED_ITSELF = "The tool cancelled itself."
 
 _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 5.0
+
+# The number of exceptions of a group that the model reads, and the length of each.
+_MAX_SHOWN = 10
+_MAX_INNER = 500
 
 # Tasks of tools that did not stop. The event loop itself has no strong references to tasks.
 _abandoned: set[asyncio.Task[ToolResult]] = set()
@@ -90,6 +95,29 @@ class Executor:
 def make_error_result(message: str) -> ToolResult:
     """Return an error as the model reads it."""
     return ToolResult(msgspec.json.encode({"error": replace_surrogates(message)}).decode(), is_error=True)
+
+
+def find_error(text: str) -> str | None:
+    """Return the message of an error result, with the paragraphs that were added to it; None for another text."""
+    if not text.startswith('{"error":'):
+        return None
+    try:
+        result, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    added = text[end:]
+    return f"{result['error']}{added}" if not added or added.startswith("\n\n") else None
+
+
+def add_to_error(result: ToolResult, sentence: str) -> ToolResult:
+    """Return an error result with another sentence in its message."""
+    if not isinstance(result.output, str):
+        output: str | list[dict[str, Any]] = [*result.output, {"type": "input_text", "text": sentence}]
+    elif (message := find_error(result.output)) is not None:
+        output = make_error_result(f"{message.removesuffix('.')}. {sentence}").output
+    else:
+        output = f"{result.output}\n\n{sentence}"
+    return msgspec.structs.replace(result, output=output)
 
 
 def replace_surrogates(text: str) -> str:
@@ -220,8 +248,7 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -
         # Some extension modules raise panics that do not derive from Exception, and tools may call sys.exit. Neither
         # ends the run.
         logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
-        message = f"{type(error).__name__}: {_describe_exception(error)}"
-        raise _RetryableError(message, may_have_happened=getattr(error, "may_have_happened", False) is True) from None
+        raise _RetryableError(_describe_exception(error), may_have_happened=_may_have_happened(error)) from None
 
 
 def validate_result(result: object) -> ToolResult:
@@ -257,7 +284,26 @@ def _correct_spent(result: ToolResult) -> ToolResult:
 
 
 def _describe_exception(error: BaseException) -> str:
+    """Return the type and the message of an exception, and the exceptions of a group."""
     try:
-        return str(error)
+        message = str(error)
     except Exception:
-        return "the exception has no readable message"
+        message = "the exception has no readable message"
+    described = f"{type(error).__name__}: {message}"
+    if not isinstance(error, BaseExceptionGroup):
+        return described
+    inner = [_shorten(_describe_exception(each), _MAX_INNER) for each in error.exceptions[:_MAX_SHOWN]]
+    if len(error.exceptions) > _MAX_SHOWN:
+        inner.append(f"{len(error.exceptions) - _MAX_SHOWN} more")
+    return f"{_shorten(described, _MAX_INNER)} [{'; '.join(inner)}]"
+
+
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _may_have_happened(error: BaseException) -> bool:
+    """Return True if an exception, or one of a group, states that the call may have had its effect."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_may_have_happened, error.exceptions))
+    return getattr(error, "may_have_happened", False) is True

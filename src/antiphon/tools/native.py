@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
+from antiphon.tools.executor import find_error
 from antiphon.tools.function import call_function
 
 CALL_NAMES = {
@@ -315,16 +316,6 @@ def _read_commands(output: str | list[JsonObject]) -> list[JsonObject]:
 
 def _make_note(text: str, *, exit_code: int = 0) -> JsonObject:
     return _encode_command(CommandOutput(stderr=text, exit_code=exit_code), len(text))
-
-
-def find_error(text: str) -> str | None:
-    """Return the message of an error result; None for another text."""
-    if not text.startswith('{"error":'):
-        return None
-    try:
-        return str(read_json(text)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return None
 
 
 def _join(output: str | list[JsonObject]) -> str:
