@@ -1,4 +1,4 @@
-"""A model of stored responses, compared with all endpoints after each step: created, queued, ended, cancelled, deleted."""
+"""A model of stored responses, compared with all endpoints after each step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stream helper of the OpenAI SDK for Python, which checks the events that it accumulates, on streams of any kind."""
+"""The stream helper of the OpenAI SDK for Python, which checks the events that it reads, on streams of any kind."""
 
 import asyncio
 import contextlib
