@@ -1,6 +1,8 @@
 """Transactions of a process that is frozen or cut off: PostgreSQL ends them, so that others get their locks."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from antiphon.errors import StoreUnavailable
 from antiphon.store.base import StoredResponse
 from antiphon.store.location import locate_store
-from support.postgres_server import is_installed
+from support.postgres_server import PostgresServer, is_installed
 
 pytest.importorskip("asyncpg")
 if not is_installed():
@@ -79,6 +81,29 @@ async def test_locks_of_a_frozen_transaction_are_released(
         assert await store.load("p", "resp_1") is None
     finally:
         await other.close()
+
+
+@pytest.mark.usefixtures("short_limit")
+async def test_transaction_that_ends_while_the_server_is_frozen_is_repeated() -> None:
+    """The limit passes while the server is frozen, and the COMMIT waits in its socket."""
+    database = PostgresServer()
+    store = PostgresStore(database.url)
+    attempts: list[int] = []
+
+    async def freeze(connection: Any) -> None:
+        attempts.append(connection.get_server_pid())
+        if len(attempts) == 1:
+            os.kill(attempts[0], signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.3, os.kill, attempts[0], signal.SIGCONT)
+
+    try:
+        await store.open()
+        await asyncio.wait_for(store._writer.submit(freeze, ()), 20)
+        await store.close()
+    finally:
+        database.remove()
+    assert len(set(attempts)) == 2
+    assert store.failure is None
 
 
 @pytest.mark.usefixtures("short_limit")

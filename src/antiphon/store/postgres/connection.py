@@ -206,6 +206,11 @@ async def roll_back(connection: "Connection[Any]") -> None:
         connection.terminate()
 
 
+def is_ended_as_idle(error: BaseException) -> bool:
+    """Return True if the server has ended a transaction because it was idle. It has then not received the COMMIT."""
+    return any(isinstance(each, asyncpg.IdleInTransactionSessionTimeoutError) for each in (error, error.__cause__))
+
+
 async def close(connection: "Connection[Any]") -> None:
     """Close a connection, including one that does not answer any more."""
     try:

@@ -28,6 +28,7 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     close,
     describe_error,
+    is_ended_as_idle,
     roll_back,
 )
 from antiphon.store.write_observer import OnWrite, count_failures
@@ -136,11 +137,12 @@ class GroupWriter:
                 conflicts += 1
                 if len(batch) > 1 or conflicts > MAX_CONFLICTS:
                     raise
-            except CONNECTION_ERRORS:
+            except CONNECTION_ERRORS as error:
                 self._discard_connection()
-                if has_reconnected or not (attempt.can_repeat or _are_idempotent(batch)):
+                can_repeat = attempt.can_repeat or is_ended_as_idle(error)
+                if has_reconnected or not (can_repeat or _are_idempotent(batch)):
                     raise
-                has_reconnected, is_repeated = True, not attempt.can_repeat
+                has_reconnected, is_repeated = True, not can_repeat
             finally:
                 await attempt.clean_up()
 
