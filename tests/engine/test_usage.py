@@ -11,10 +11,14 @@ from antiphon.config.limits import ModelPrice
 from antiphon.engine import usage as module
 from antiphon.engine.usage import Charge, UsageRecorder
 from antiphon.errors import ServerError, StoreUnavailable
+from antiphon.protocol import codec
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.store.usage import DAY, HOUR, MINUTE, Spending, UsageRow, find_month
+from support.engine_harness import EngineHarness
+from support.hosted_harness import FILE_SEARCH, make_call, make_script, run_engine
+from support.hosted_tool import RecordingTool
 
 NOW = 1_700_006_405.5
 SPENT = Usage(100, 10, 110, InputTokensDetails(cached_tokens=40))
@@ -277,6 +281,125 @@ async def test_interrupted_response_is_counted_by_an_estimate(make_harness: Any)
     await asyncio.sleep(0)
     (row,) = harness.engine.usage._rows.values()
     assert (row.requests, row.input_tokens > 5, row.output_tokens > 3) == (1, True, True)
+
+
+async def count_until_gate(harness: EngineHarness, **fields: Any) -> UsageRow:
+    """Leave a stream whose model waits at the gate, and return the usage that is counted."""
+    run = await harness.ask("a question of some length", project="p", **fields)
+
+    async def read() -> None:
+        async for _ in run.events():
+            pass
+
+    reading = asyncio.create_task(read())
+    await harness.backend.reached("gate")
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    return row
+
+
+TOKENS = {"usage": {"input_tokens": 10, "output_tokens": 4, "total_tokens": 14}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "output_tokens"),
+    [([{"text": "one two three"}, {"wait": "gate"}, TOKENS], 15), ([{"wait": "gate"}, TOKENS], 4)],
+)
+async def test_interrupted_call_after_a_hosted_tool_is_counted_by_an_estimate(answer: Any, output_tokens: int) -> None:
+    async with run_engine(make_script([make_call("cats"), TOKENS], answer), RecordingTool()) as harness:
+        row = await count_until_gate(harness, tools=[FILE_SEARCH])
+    assert (row.requests, row.input_tokens > 30, row.output_tokens) == (1, True, output_tokens)
+
+
+async def test_call_that_fails_after_a_hosted_tool_is_counted_if_it_has_output() -> None:
+    failure = {"failure": {"message": "No.", "code": "model_error"}}
+    counted = []
+    for answer in ([failure], [{"text": "one two three"}, failure]):
+        async with run_engine(make_script([make_call("cats"), TOKENS], answer), RecordingTool()) as harness:
+            await harness.answer(tools=[FILE_SEARCH])
+            await harness.engine.usage.close()
+            counted += await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert [(row.requests, row.input_tokens > 10, row.output_tokens) for row in counted] == [
+        (1, False, 4),
+        (1, True, 15),
+    ]
+
+
+async def test_interruption_of_a_hosted_tool_adds_no_estimate() -> None:
+    tool = RecordingTool()
+    tool.gate = asyncio.Event()
+    async with run_engine(make_script([make_call("cats"), TOKENS], "Done."), tool) as harness:
+        run = await harness.ask(project="p", tools=[FILE_SEARCH])
+        draining = asyncio.create_task(run.drain())
+        await tool.reached.wait()
+        run.cancel()
+        await draining
+        await harness.engine.usage.close()
+        (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert row[4:8] == (1, 10, 0, 4)
+
+
+async def test_interrupted_retry_of_an_emulated_tool_is_counted_by_an_estimate(make_harness: Any) -> None:
+    tool = {"type": "custom", "name": "date", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}}
+    wrong = {"tool_call": {"name": "date", "arguments": {"input": "soon"}, "call_id": "call_1"}}
+    harness = await make_harness(make_script([wrong, TOKENS], [{"text": "one two three"}, {"wait": "gate"}, TOKENS]))
+    row = await count_until_gate(harness, tools=[tool])
+    assert (row.requests, row.input_tokens > 30, row.output_tokens) == (1, True, 15)
+
+
+@pytest.mark.parametrize("is_summarised", [True, False])
+async def test_answer_interrupted_after_a_compaction_is_counted_by_an_estimate(
+    make_harness: Any, is_summarised: bool
+) -> None:
+    summary = [{"text": "A summary of the conversation."}, TOKENS] if is_summarised else [{"wait": "gate"}]
+    answer = [{"text": "one two three"}, {"wait": "gate"}, TOKENS]
+    script = {"models": ["big"], "rules": [{"text": "You write the notes", "answers": [summary]}], "default": answer}
+    harness = await make_harness(script, models={"fast": ("test/big",)})
+    history = [{"role": role, "content": "word " * 400} for role in ("user", "assistant")] * 10
+    management = [{"type": "compaction", "compact_threshold": 1000}]
+    run = await harness.ask(history, project="p", model="fast", context_management=management)
+    reading = asyncio.create_task(run.drain())
+    await harness.backend.reached("gate")
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.model, row.requests) == ("big", 1)
+    if is_summarised:
+        assert (row.input_tokens > 1000, row.output_tokens) == (True, 15)
+
+
+async def test_deleted_background_response_is_counted_once(make_harness: Any) -> None:
+    script = {"models": ["big"], "default": [{"text": "one two three"}, {"wait": "gate"}, {"text": "four"}]}
+    harness = await make_harness(script, models={"fast": ("test/big",)})
+    run = await harness.ask("a question of some length", project="p", model="fast", background=True)
+    await harness.backend.reached("gate")
+    await harness.engine.delete("p", run.response.id)
+    await harness.engine.wait_for_background()
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.model, row.requests, row.input_tokens > 5, row.output_tokens) == ("big", 1, True, 11)
+
+
+async def test_background_response_of_a_stopping_process_is_not_counted(make_harness: Any, tmp_path: Path) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}]}, store=SqliteStore(tmp_path / "store.db"))
+    run = await harness.ask(project="p", background=True)
+    await harness.backend.reached("gate")
+    await harness.engine.close()
+    await harness.store.open()
+    assert (await harness.store.load_bare_response("p", run.response.id)).status == "in_progress"
+    assert await harness.store.list_usage(0, 2**40, width=MINUTE) == []
+
+
+async def test_compaction_counts_under_the_name_that_the_backend_has_for_the_model(make_harness: Any) -> None:
+    harness = await make_harness({"models": ["big"]}, models={"fast": ("test/big",)})
+    await harness.answer(project="p", model="fast")
+    body = codec.encode({"model": "fast", "input": "hello"})
+    await harness.engine.compact(codec.decode_request(body).body, project="p")
+    await harness.engine.usage.close()
+    assert [(row.model, row.requests) for row in await harness.store.list_usage(0, 2**40, width=MINUTE)] == [("big", 2)]
 
 
 async def test_written_usage_is_in_the_file_before_the_process_ends(tmp_path: Path) -> None:

@@ -305,6 +305,24 @@ def test_usage_is_in_terminal_event_only() -> None:
     assert lifecycles == [None, None, Usage(1, 2, 3)]
 
 
+def test_output_of_an_open_model_call_begins_after_its_usage_delta() -> None:
+    response = Response(id="resp_1", created_at=0, model="m")
+    composer = Composer(response, new_id=lambda prefix: prefix, now=int)
+    found = []
+    for delta in (
+        d.WholeItem(items.Compaction("c")),
+        d.TokenUsage(Usage(1, 2, 3)),
+        d.TokenUsage(Usage(1, 2, 3), is_open=True),
+        d.WholeItem(items.Compaction("c")),
+        d.TokenUsage(Usage(2, 4, 6)),
+    ):
+        found.append((composer.open_from, composer.usage))
+        composer.compose([delta])
+    found.append((composer.open_from, composer.usage))
+    spent = Usage(1, 2, 3)
+    assert found == [(0, None), (0, None), (None, spent), (1, spent), (1, spent), (None, Usage(2, 4, 6))]
+
+
 def test_finish_length_leaves_last_item_incomplete() -> None:
     response = compose_response(
         d.Text("a"), d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, '{"x', "g", "e"), d.Finish("length")

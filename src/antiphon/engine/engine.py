@@ -37,7 +37,7 @@ from antiphon.engine.serve.replaced_pipelines import ReplacedPipelines
 from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
 from antiphon.engine.storage_quota import StorageQuota
-from antiphon.engine.usage import UsageRecorder
+from antiphon.engine.usage import UsageRecorder, find_model
 from antiphon.errors import AntiphonError, InvalidRequest, Unavailable
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
@@ -79,7 +79,7 @@ class Engine:
         sealer = sealer or Sealer([make_secret()])
         self.backends = backends
         self._store = store
-        self.usage = UsageRecorder(store, self._policy.prices)
+        self.usage = UsageRecorder(store, self._policy.prices, sealer=sealer)
         self._quota = StorageQuota.make(store, self._policy)
         self._histories = HistoryBudget(self._policy.history_budget_bytes, self._policy.history_wait_seconds)
         self.conversations = Conversations(store, self._policy, self._quota, self._histories)
@@ -368,8 +368,8 @@ class Engine:
         """Count a run and its usage when it ends."""
         observer = self._pipeline.observer
         if observer is not None:
-            run.on_end(lambda: observer.count_response(run.response))
-        run.on_end(lambda: self.usage.record_response(project, key_id, run.response, prepared))
+            run.on_end(lambda: observer.count_response(run.response, find_model(run.response, prepared)))
+        run.on_end(lambda: self.usage.record_run(project, key_id, run, prepared))
 
     async def _enqueue(self, prepared: Prepared, project: str, key_id: str) -> BackgroundRun:
         response = msgspec.structs.replace(begin_response(prepared), status="queued")
@@ -394,10 +394,10 @@ class Engine:
         with self._pipeline.in_use() as pipeline, self._histories.open(project) as share:
             prepared = await pipeline.prepare(request, project=project, repair=True, share=share)
             compacted = await pipeline.compact(prepared)
+        model = prepared.route.first.model.id if compacted.served is None else compacted.served.model
         if self._pipeline.observer is not None:
-            self._pipeline.observer.count_tokens(prepared.turn.request.model or "", compacted.usage)
-        if compacted.usage is not None:
-            self.usage.record(project, key_id, prepared.turn.request.model or "", compacted.usage)
+            self._pipeline.observer.count_tokens(model, compacted.usage)
+        self.usage.record(project, key_id, model, compacted.usage)
         mint = prepared.mint
         output = await offload.run(normalize_items, (*compacted.retained, compacted.item), mint)
         # The result is not stored, so its id must not look like the id of a response.

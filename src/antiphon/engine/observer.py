@@ -8,8 +8,8 @@ from antiphon.protocol.response import Response, Usage
 class EngineObserver(Protocol):
     """Receives reports. Its methods must be quick and must not raise."""
 
-    def count_response(self, response: Response) -> None:
-        """Count a response that has ended."""
+    def count_response(self, response: Response, model: str) -> None:
+        """Count a response that has ended, and its tokens under the name of the backend's model."""
 
     def count_tokens(self, model: str, usage: Usage | None) -> None:
         """Count the tokens of a model call that has no response of its own."""

@@ -13,10 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from antiphon import offload
+from antiphon.backends.base import Turn
 from antiphon.config.limits import ANY_MODEL, ModelPrice
-from antiphon.engine.prepare.prepare import Prepared
+from antiphon.engine.prepare.prepare import Items, Prepared
+from antiphon.engine.respond.run import Run
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.expansion import expand_compactions
 from antiphon.errors import AntiphonError, Unavailable
 from antiphon.protocol import codec
+from antiphon.protocol.items import Compaction
 from antiphon.protocol.response import Response, Usage
 from antiphon.store.usage import HOUR, MINUTE, UsageRow, UsageStore
 from antiphon.upstream.usage import estimate_output_usage
@@ -59,7 +64,8 @@ class Charge(NamedTuple):
 class UsageRecorder:
     """Counts usage and writes it to the store.
 
-    `on_charge` is called for each response that has ended. `now` is the clock, for tests.
+    `on_charge` is called for each response that has ended. Compactions are read with `sealer`. `now` is the clock, for
+    tests.
     """
 
     def __init__(
@@ -67,10 +73,12 @@ class UsageRecorder:
         store: UsageStore,
         prices: Mapping[str, ModelPrice],
         *,
+        sealer: Sealer | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self.prices = prices
+        self._sealer = sealer
         self._now = now
         self._rows: dict[tuple[int, str, str, str], UsageRow] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -124,20 +132,32 @@ class UsageRecorder:
         models.add(model)
         return model
 
-    def record_response(self, project: str, key_id: str, response: Response, prepared: Prepared | None = None) -> None:
-        """Count a response that has ended.
+    def record_run(self, project: str, key_id: str, run: Run, prepared: Prepared | None) -> None:
+        """Count a response that has ended. `prepared` is None if no model was called.
 
-        If it was interrupted before its model reported the usage, the tokens are estimated. A response that failed
-        without output is not counted.
+        If it was interrupted before its last model call reported the usage, the tokens of this call are estimated. A
+        call that failed without output is not counted.
         """
-        if response.usage is not None:
-            self.record(project, key_id, response.model, response.usage)
-        elif prepared is not None and (response.output or response.status == "cancelled"):
-            self._start(self._record_estimate(project, key_id, response, prepared))
+        parts = run.split_output()
+        if parts is not None and prepared is not None and (parts[1] or run.response.status == "cancelled"):
+            self.start(self._record_estimate(project, key_id, run, prepared, *parts))
+        elif run.usage is not None:
+            self.record(project, key_id, find_model(run.response, prepared), run.usage)
 
-    async def _record_estimate(self, project: str, key_id: str, response: Response, prepared: Prepared) -> None:
-        usage = await offload.run(_estimate_usage, response, prepared)
-        self.record(project, key_id, response.model, usage)
+    async def _record_estimate(
+        self, project: str, key_id: str, run: Run, prepared: Prepared, earlier: Items, output: Items
+    ) -> None:
+        usage = await offload.run(self._estimate_usage, prepared.turn, earlier, output)
+        usage = usage if run.usage is None else run.usage + usage
+        self.record(project, key_id, find_model(run.response, prepared), usage)
+
+    def _estimate_usage(self, turn: Turn, earlier: Items, output: Items) -> Usage:
+        """Estimate the usage of the last model call of a turn, which has read the `earlier` output."""
+        items = [*turn.items, *earlier]
+        if self._sealer is not None and Compaction in map(type, earlier):
+            items = expand_compactions(items, self._sealer, project=turn.project).items
+        decoded = (msgspec.json.decode(codec.encode(item)) for item in output)
+        return estimate_output_usage(turn.request, items, decoded)
 
     async def flush(self, *, on_taken: Callable[[], None] | None = None) -> bool:
         """Write all counted usage. Return False if the store failed: the rows are written later.
@@ -145,7 +165,7 @@ class UsageRecorder:
         `on_taken` is called at the moment after which usage is not part of this write. Cancelling the await does not
         stop the write: its rows would be lost.
         """
-        return await asyncio.shield(self._start(self._flush(on_taken)))
+        return await asyncio.shield(self.start(self._flush(on_taken)))
 
     async def _flush(self, on_taken: Callable[[], None] | None) -> bool:
         if self._lock.locked():
@@ -234,7 +254,7 @@ class UsageRecorder:
 
     def _start_flush(self) -> None:
         self._timer = None
-        self._start(self._flush_in_background())
+        self.start(self._flush_in_background())
 
     async def _flush_in_background(self) -> None:
         try:
@@ -242,7 +262,8 @@ class UsageRecorder:
         except Exception:
             logger.exception("the usage could not be written")
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start to count or write usage. `close` waits for the end."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -266,6 +287,11 @@ def _begin_hour(row: UsageRow) -> UsageRow:
     return row._replace(started_at=row.started_at // HOUR * HOUR)
 
 
-def _estimate_usage(response: Response, prepared: Prepared) -> Usage:
-    output = (msgspec.json.decode(codec.encode(item)) for item in response.output)
-    return estimate_output_usage(prepared.turn.request, prepared.turn.items, output)
+def find_model(response: Response, prepared: Prepared | None) -> str:
+    """Return the backend's name of the model of a response: prices have this name.
+
+    A response that ended before its model was known counts for the first candidate.
+    """
+    if response.served_by is not None or prepared is None:
+        return response.model
+    return prepared.route.first.model.id

@@ -66,7 +66,8 @@ class Composer:
     """The composer of one response.
 
     `response` is the response in progress and, once `finished` is true, the final response. `is_cut_off` is true if the
-    answer exceeded one of `limits`: the response has failed, and later deltas do not belong to it.
+    answer exceeded one of `limits`: the response has failed, and later deltas do not belong to it. `usage` is the usage
+    of the model calls so far. `open_from` is the output index at which a call begins that is not part of it, or None.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Composer:
         self._call_ids: dict[str, str] = {}
         self._passthrough_items: dict[int | str, PassthroughDraft] = {}
         self._unnamed_calls: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
-        self._usage: Usage | None = None
+        self.usage: Usage | None = None
+        self.open_from: int | None = 0
 
     @property
     def has_calls(self) -> bool:
@@ -174,7 +176,7 @@ class Composer:
         if plain.served is not None:
             self._set_served_by(plain.served)
         item = plain.make_message(self._new_id(MessageDraft.prefix))
-        self._output, self._usage = [ClosedItem(item, ())], plain.usage
+        self._output, self.usage, self.open_from = [ClosedItem(item, ())], plain.usage, None
         self._numbers = itertools.count(next(self._numbers) + EVENT_COUNT)
         self._event_count = EVENT_COUNT + 1
         self.finished = True
@@ -222,8 +224,8 @@ class Composer:
         draft = draft_type(self._new_id(draft_type.prefix), len(self._output), self._numbers)
         self._output.append(draft)
         self._text_item = draft
-        if self._phase is not None:
-            self._set_phase(draft, self._phase)
+        if self._phase is not None and isinstance(draft, MessageDraft):
+            draft.phase, self._phase = self._phase.phase, None
         if self._omits_status and isinstance(draft, ReasoningDraft):
             draft.has_status = self._omits_status = False
         return draft, composed + draft.announce()
@@ -270,10 +272,6 @@ class Composer:
     def _omit_next_status(self, _: deltas.NoStatus) -> list[Event]:
         self._omits_status = True
         return []
-
-    def _set_phase(self, draft: MessageDraft | ReasoningDraft, delta: deltas.Phase) -> None:
-        if isinstance(draft, MessageDraft):
-            draft.phase, self._phase = delta.phase, None
 
     def _end_part(self, _: deltas.NewPart) -> list[Event]:
         return [] if self._text_item is None else self._text_item.end_part()
@@ -421,7 +419,8 @@ class Composer:
         return []
 
     def _set_usage(self, delta: deltas.TokenUsage) -> list[Event]:
-        self._usage = delta.usage
+        self.usage = delta.usage
+        self.open_from = len(self._output) if delta.is_open else None
         return []
 
     def _add_tool_usage(self, delta: deltas.ToolUsage) -> list[Event]:
@@ -454,7 +453,7 @@ class Composer:
     def _end_response(self, event_type: type[events.Lifecycle], **outcome: Any) -> Event:
         self.finished = True
         response = self.response = copy_struct(self.response)
-        response.output, response.usage = self.output, self._usage
+        response.output, response.usage = self.output, self.usage
         for name, value in outcome.items():
             setattr(response, name, value)
         return event_type(next(self._numbers), self.response)

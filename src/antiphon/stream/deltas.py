@@ -174,9 +174,13 @@ class Served(_Delta):
 
 
 class TokenUsage(_Delta):
-    """The token usage of the turn. If there are several, the last one is used."""
+    """The token usage of the turn. If there are several, the last one is used.
+
+    `is_open`: another model call of the turn has begun, and its tokens are not part of `usage`.
+    """
 
     usage: Usage
+    is_open: bool = False
 
 
 class ToolUsage(_Delta):

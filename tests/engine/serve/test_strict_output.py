@@ -34,6 +34,7 @@ GOOD = Text('{"n": 4}')
 PROSE = Text("Sure! It is 4.")
 CALL = ToolCall(0, "{}", "f", "call_1")
 SPENT = TokenUsage(Usage(1, 2, 3))
+OPEN = TokenUsage(SPENT.usage, is_open=True)
 
 
 async def emit(batches: Sequence[Sequence[Delta]]) -> Deltas:
@@ -166,7 +167,7 @@ async def test_unstreamed_misfit_is_hidden_and_retried_once() -> None:
     )
     twice = TokenUsage(Usage(2, 4, 6))
     assert await ask(server, max_output_tokens=10) == [
-        *(SERVED, SPENT),
+        *(SERVED, OPEN),
         *(SERVED, Phase("final_answer"), GOOD, CloseItem(), twice, Finish()),
     ]
     first, second = server.turns
@@ -180,7 +181,7 @@ async def test_unstreamed_misfit_is_hidden_and_retried_once() -> None:
 
 async def test_second_misfit_fails_without_text() -> None:
     server = Server([SERVED, PROSE, SPENT, Finish()], [SERVED, PROSE, SPENT, Finish()])
-    assert await ask(server) == [SERVED, SPENT, SERVED, TokenUsage(Usage(2, 4, 6)), FAILED]
+    assert await ask(server) == [SERVED, OPEN, SERVED, TokenUsage(Usage(2, 4, 6)), FAILED]
 
 
 @pytest.mark.parametrize(

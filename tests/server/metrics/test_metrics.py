@@ -108,6 +108,14 @@ def test_background_response_is_counted(measured: LiveServer) -> None:
     assert families["antiphon_time_to_first_token_seconds"].get("_count") == 0
 
 
+def test_tokens_are_counted_under_the_name_that_the_backend_has_for_the_model(serve: Callable[..., LiveServer]) -> None:
+    running = serve(SCRIPT, metrics=True, models={"fast": ("scripted/scripted",)})
+    for path in ("/v1/responses", "/v1/responses/compact"):
+        assert running.ask("POST", path, {"model": "fast", "input": "Hello"}).status == 200
+    samples = read(running)["antiphon_input_tokens_total"].samples
+    assert [labels for _, labels, _ in samples] == [{"model": "scripted"}]
+
+
 def test_first_token_is_measured_once_per_stream(measured: LiveServer) -> None:
     for text in ("Hello", "several words make several deltas", "fail"):
         create_response(measured, text, stream=True)

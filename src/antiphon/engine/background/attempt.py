@@ -24,7 +24,7 @@ from antiphon.engine.respond.run import Postponed, Run
 from antiphon.engine.serve.hosted.journal import StepJournal, list_deltas
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
-from antiphon.engine.usage import UsageRecorder
+from antiphon.engine.usage import UsageRecorder, find_model
 from antiphon.errors import ModelNotFound, ServerError, StoreUnavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
@@ -206,16 +206,31 @@ class Attempt:
         limits = self._pipeline.answer_limits
         replayed = [*earlier.shown, *earlier.finished]
         self._run = Run(response, deltas, self, request=request, mint=accepted.mint, replayed=replayed, limits=limits)
-        async with aclosing(self._run.events()) as batches:
-            async for batch in batches:
-                if not self.events.ending:
-                    self.events.write(batch)
+        try:
+            async with aclosing(self._run.events()) as batches:
+                async for batch in batches:
+                    if not self.events.ending:
+                        self.events.write(batch)
+        except (LeaseLost, asyncio.CancelledError):
+            if self._usage is not None and self._prepared is not None:
+                self._usage.start(self._record_deleted(self._usage, self._run, self._prepared))
+            raise
         if not self._saved:
             raise ServerError(f"The response {response.id} could not be stored.")
         if self._pipeline.observer is not None:
-            self._pipeline.observer.count_response(self._run.response)
+            model = find_model(self._run.response, self._prepared)
+            self._pipeline.observer.count_response(self._run.response, model)
         if self._usage is not None:
-            self._usage.record_response(self._claimed.project, self._key_id, self._run.response, self._prepared)
+            self._usage.record_run(self._claimed.project, self._key_id, self._run, self._prepared)
+
+    async def _record_deleted(self, usage: UsageRecorder, run: Run, prepared: Prepared) -> None:
+        """Count the usage if the response was deleted. Otherwise another attempt ends the response and counts it."""
+        project = self._claimed.project
+        with suppress(StoreUnavailable):  # the store logs its failures
+            if await self._store.load_bare_response(project, run.begun.id) is None:
+                if not run.finished:
+                    run.close_as_cancelled()
+                usage.record_run(project, self._key_id, run, prepared)
 
     def _begin_response(self) -> Response:
         """Return the response as it was queued, or as much of it as is known if it cannot be read."""

@@ -101,6 +101,11 @@ class Run:
         return self._composer.response
 
     @property
+    def usage(self) -> Usage | None:
+        """The usage that the model has reported."""
+        return self._composer.usage
+
+    @property
     def finished(self) -> bool:
         """True if the model has finished. The last events may not have been read yet."""
         return self._composer.finished
@@ -173,6 +178,11 @@ class Run:
         """
         if not self._composer.has_calls and not any(map(_awaits_client, self._composer.output)):
             self._interrupt(Finish("steered"))
+
+    def split_output(self) -> tuple[list[Item | Unknown], list[Item | Unknown]] | None:
+        """Return the output before the last model call and that of the call. None if `usage` includes the call."""
+        output, start = self._composer.output, self._composer.open_from
+        return None if start is None else (output[:start], output[start:])
 
     def take_sequence_number(self) -> int:
         """Return the next sequence number, for an event that does not come from the model."""

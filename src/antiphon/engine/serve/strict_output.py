@@ -53,7 +53,7 @@ class StrictOutput(Stage):
         budget = TurnBudget(max_tokens=turn.request.max_output_tokens)
         collected = await _collect(schema, answer, budget)
         if collected.fault is not None and collected.is_replaceable:
-            yield collected.accounting
+            yield list(map(_reopen, collected.accounting))
             record = AnswerRecord(0)
             record.received = collected.deltas[:-1]
             following = _extend(
@@ -113,7 +113,7 @@ async def _collect(schema: JsonSchemaFormat, answer: Deltas, budget: TurnBudget)
                 for each in batch:
                     text.add(each)
                     if isinstance(each, deltas.TokenUsage):
-                        collected.append(deltas.TokenUsage(budget.add_usage(each.usage, before)))
+                        collected.append(deltas.TokenUsage(budget.add_usage(each.usage, before), each.is_open))
                     else:
                         collected.append(each)
     except Exception as error:  # the deltas before it are forwarded first
@@ -166,6 +166,11 @@ class _AnswerText:
             self._closed = True
             self._in_commentary = isinstance(delta, deltas.Phase) and delta.phase == "commentary"
         self._count += 1
+
+
+def _reopen(delta: Delta) -> Delta:
+    """Return a usage as one to which the next model call adds its own."""
+    return deltas.TokenUsage(delta.usage, is_open=True) if isinstance(delta, deltas.TokenUsage) else delta
 
 
 def _make_failure(fault: str) -> Delta:

@@ -133,9 +133,9 @@ class ServerMetrics:
         http_request.call_at_next_write(first_token.record)
         return first_token
 
-    def count_response(self, response: Response) -> None:
+    def count_response(self, response: Response, model: str) -> None:
         self._responses.find_series((response.status or OTHER,)).value += 1
-        self.count_tokens(response.model, response.usage)
+        self.count_tokens(model, response.usage)
 
     def count_tokens(self, model: str, usage: Usage | None) -> None:
         if usage is not None:

@@ -148,7 +148,9 @@ class Compactor:
         started: Serving | Exception | None = None
         if compacted.window.is_guess and emitted is None:  # an emitted compaction cannot be changed
             compacted, started = await self._start_shrinking(route, turn, compacted, self._start_answer)
-        closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item)]
+        served = [compacted.served] if compacted.served is not None else []
+        counted = deltas.TokenUsage(compacted.usage, is_open=True)
+        closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item), *served, counted]
         if not isinstance(started, Serving):
             yield closed
             closed = []
@@ -157,7 +159,7 @@ class Compactor:
         serving = started or await self._start_answer(route, turn, compacted)
         async with aclosing(serving.deltas) as answer:
             served = [serving.served] if serving.served is not None else []
-            yield [*closed, *served, deltas.TokenUsage(compacted.usage)]
+            yield [*closed, *served]
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
@@ -347,4 +349,4 @@ def _list_retained(turn: Turn, selected: SelectedItems) -> list[Item | Unknown]:
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:
     """Add the summary's usage to the answer's."""
-    return deltas.TokenUsage(delta.usage + spent) if isinstance(delta, deltas.TokenUsage) else delta
+    return deltas.TokenUsage(delta.usage + spent, delta.is_open) if isinstance(delta, deltas.TokenUsage) else delta

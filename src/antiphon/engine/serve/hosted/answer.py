@@ -229,7 +229,7 @@ class AnswerReader:
 
     def _tokens(self, delta: deltas.TokenUsage) -> Sequence[Delta]:
         self.usage = delta.usage if self._spent is None else self._spent + delta.usage
-        return [deltas.TokenUsage(self.usage)]
+        return [deltas.TokenUsage(self.usage, delta.is_open)]
 
     def _end(self, delta: deltas.Finish) -> Sequence[Delta]:
         self.finish = delta

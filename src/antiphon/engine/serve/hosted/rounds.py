@@ -159,9 +159,8 @@ class HostedRun:
                 return
             reader = self._make_reader()
             emitted: list[Delta] = []
-            async with aclosing(self._stream_answer(reader)) as batches:
+            async with aclosing(self._stream_answer(reader, emitted)) as batches:
                 async for batch in batches:
-                    emitted += batch
                     yield batch
             if reader.has_failed or reader.finish is None:
                 return
@@ -193,16 +192,21 @@ class HostedRun:
             self._toolset, self._answers, self._budget, spent=self._usage, filters_text=self._filters_text
         )
 
-    async def _stream_answer(self, reader: AnswerReader) -> AsyncGenerator[Sequence[Delta], None]:
+    async def _stream_answer(self, reader: AnswerReader, emitted: list[Delta]) -> AsyncGenerator[Sequence[Delta], None]:
+        """Yield the deltas of the next model call, and add those of its answer to `emitted`."""
+        if self._usage is not None:
+            yield [deltas.TokenUsage(self._usage, is_open=True)]
         serving, self._started = self._started or await self._start_answer(()), None
         async with aclosing(serving.deltas) as answer:
             served = serving.served
             if served is not None and self._answers and served != self._served:
+                emitted.append(served)
                 yield [served]
             self._served = served or self._served
             async for batch in answer:
                 output = reader.feed(batch)
                 if output:
+                    emitted += output
                     yield output
 
     async def _start_answer(self, replayed: Sequence[Delta]) -> Serving:

@@ -29,7 +29,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Delta, Deltas, Finish
+from antiphon.stream.deltas import Delta, Deltas, Finish, TokenUsage
 
 
 class Emulator(Stage):
@@ -111,6 +111,8 @@ class Emulator(Stage):
                         yield output
             if translator.next_items is None:
                 return
+            if budget.spent is not None:
+                yield [TokenUsage(budget.spent, is_open=True)]
             translated = translated.extend(translator.next_items, max_tokens=budget.count_tokens_left())
             answer = await self.inner.stream(translated.turn)
 
