@@ -97,10 +97,14 @@ class AnswerTranslator:
     # Tool calls
 
     def _tool_call(self, delta: deltas.ToolCall) -> Sequence[Delta]:
-        self._answer.received.append(delta)
         call = self._answer.calls.get(delta.key)
         if call is not None:
-            return call.write(delta.arguments) if delta.arguments else []
+            if not delta.arguments:
+                return []
+            # A repeated name would begin another call in the record.
+            self._answer.received.append(deltas.ToolCall(delta.key, delta.arguments))
+            return call.write(delta.arguments)
+        self._answer.received.append(delta)
         held = self._unnamed.setdefault(delta.key, [])
         held.append(delta)
         if not delta.name:  # the tool is not known yet
