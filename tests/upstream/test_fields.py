@@ -1,19 +1,28 @@
-"""Tool-call arguments, citations, log probabilities and the name of the model that answered."""
+"""Tool-call arguments, annotations, log probabilities and the name of the model that answered."""
 
 from typing import Any
 
 import pytest
 
 from antiphon.errors import UpstreamError
-from antiphon.protocol.content import LogProb, TopLogProb, UrlCitation
+from antiphon.protocol.content import (
+    Annotation,
+    ContainerFileCitation,
+    FileCitation,
+    FilePath,
+    LogProb,
+    TopLogProb,
+    UrlCitation,
+)
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Served, Text
 from antiphon.upstream.fields import (
     MAX_LIST_LENGTH,
     MAX_NAME_LENGTH,
     ServedModel,
     normalize_arguments,
+    parse_annotation,
     parse_logprobs,
-    parse_url_citation,
     read_list,
 )
 
@@ -46,25 +55,35 @@ def test_truncated_arguments_are_wrapped() -> None:
 URL = "https://a.example"
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "parsed"),
+    ("kind", "fields", "parsed"),
     [
-        ({}, UrlCitation(URL, "", 0, 0)),
-        ({"title": None, "start_index": None, "end_index": None}, UrlCitation(URL, "", 0, 0)),
-        ({"title": "A", "start_index": "1", "end_index": True}, UrlCitation(URL, "A", 0, 0)),
-        ({"title": "A", "start_index": 1, "end_index": 2}, UrlCitation(URL, "A", 1, 2)),
+        ("url_citation", {"url": URL}, UrlCitation(URL, "", 0, 0)),
+        (
+            "url_citation",
+            {"url": URL, "title": None, "start_index": "1", "end_index": True},
+            UrlCitation(URL, "", 0, 0),
+        ),
+        ("url_citation", {"url": URL, "title": "A", "start_index": 1, "end_index": 2}, UrlCitation(URL, "A", 1, 2)),
+        ("file_citation", {"file_id": "file_1"}, FileCitation("file_1", "", 0)),
+        ("container_file_citation", {"file_id": "f", "end_index": 3}, ContainerFileCitation("", "f", "", 0, 3)),
+        ("file_path", {"file_id": "file_1", "index": None}, FilePath("file_1", 0)),
     ],
 )
-def test_citation_of_a_page_is_completed(fields: dict[str, Any], parsed: UrlCitation, nested: bool) -> None:
-    cited = {"url": URL} | fields
-    payload = {"type": "url_citation"} | ({"url_citation": cited} if nested else cited)
-    assert parse_url_citation(payload) == parsed
+def test_missing_fields_of_an_annotation_are_empty(
+    kind: str, fields: dict[str, Any], parsed: Annotation, is_nested: bool
+) -> None:
+    assert parse_annotation({"type": kind} | ({kind: fields} if is_nested else fields)) == parsed
 
 
-@pytest.mark.parametrize("payload", [None, "x", {}, {"type": "other", "url": URL}, {"type": "url_citation", "url": 1}])
-def test_other_annotation_is_no_citation_of_a_page(payload: Any) -> None:
-    assert parse_url_citation(payload) is None
+@pytest.mark.parametrize("payload", [None, "x", {}, {"type": 1}])
+def test_annotation_without_a_type_is_none(payload: Any) -> None:
+    assert parse_annotation(payload) is None
+
+
+def test_annotation_of_an_unknown_type_stays_unchanged() -> None:
+    assert parse_annotation({"type": "file", "file": {"hash": "h"}}) == Unknown(b'{"type":"file","file":{"hash":"h"}}')
 
 
 YES = {"token": "Yes", "logprob": -0.25}

@@ -1,4 +1,4 @@
-"""Fields that several APIs share: tool-call arguments, citations, log probabilities, and the name of the model."""
+"""Fields that several APIs share: tool-call arguments, annotations, log probabilities, and the name of the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import UpstreamError
-from antiphon.protocol.content import LogProb, TopLogProb, UrlCitation
+from antiphon.protocol.content import ANNOTATIONS, Annotation, LogProb, TopLogProb
 from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Served
 from antiphon.stream.limits import ANSWER_TOO_LARGE
 
@@ -75,22 +76,22 @@ def parse_logprobs(payload: Any) -> tuple[LogProb, ...]:
     )
 
 
-def parse_url_citation(payload: Any) -> UrlCitation | None:
-    """Return a citation of a web page, or None if it is not one. A missing title is empty, a missing index is 0.
+def parse_annotation(payload: Any) -> Annotation | Unknown | None:
+    """Return an annotation of the Responses API, or None if it has no type. Unknown types are kept unchanged.
 
-    The fields may be nested in `url_citation`, as in Chat Completions.
+    A missing text is empty and a missing number is 0, because clients require both. The fields may be nested in one
+    with the name of the type, as in Chat Completions.
     """
-    if not isinstance(payload, Mapping) or payload.get("type") != "url_citation":
+    if not isinstance(payload, Mapping) or not isinstance(payload.get("type"), str):
         return None
-    cited = payload.get("url_citation", payload)
-    if not isinstance(cited, Mapping) or not isinstance(cited.get("url"), str):
-        return None
-    start, end = _parse_index(cited.get("start_index")), _parse_index(cited.get("end_index"))
-    return UrlCitation(cited["url"], str(cited.get("title") or ""), start, end)
-
-
-def _parse_index(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    struct: Any = ANNOTATIONS.members.get(payload["type"])
+    if struct is None:
+        return Unknown(msgspec.json.encode(payload))
+    nested = payload.get(payload["type"])
+    fields = nested if isinstance(nested, Mapping) else payload
+    values = ((fields.get(name), kind) for name, kind in struct.__annotations__.items())
+    annotation: Annotation = struct(*(value if type(value) is kind else kind() for value, kind in values))
+    return annotation
 
 
 def _list_tokens(payload: Any) -> list[JsonObject]:

@@ -31,7 +31,6 @@ from antiphon.backends.chat_completions.wire import (
     is_finish_reason,
     number_calls,
     number_parts,
-    parse_annotation,
     parse_finish_reason,
     parse_image,
 )
@@ -63,7 +62,7 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
 )
-from antiphon.upstream.fields import ServedModel, parse_logprobs, read_list
+from antiphon.upstream.fields import ServedModel, parse_annotation, parse_logprobs, read_list
 from antiphon.upstream.usage import parse_usage
 
 _DEFAULT_LIMITS = AnswerLimits()

@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from antiphon.protocol.content import Annotation
 from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import Reasoning
-from antiphon.protocol.unions import Unknown
-from antiphon.upstream.fields import parse_url_citation
 
 # The key of the text, and the characters of the text as they are in the JSON.
 _TEXT = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
@@ -221,13 +218,6 @@ def _has_decoded_arguments(chunk: ChatChunk) -> bool:
                 if any(each and isinstance(each.arguments, dict | list) for each in (*calls, message.function_call)):
                     return True
     return False
-
-
-def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
-    """Return an annotation of the Responses API. Unknown types are kept unchanged."""
-    if not isinstance(payload, Mapping) or not isinstance(payload.get("type"), str):
-        return None
-    return parse_url_citation(payload) or Unknown(msgspec.json.encode(payload))
 
 
 def parse_image(payload: Any) -> ImageGenerationCall | str | None:

@@ -9,7 +9,7 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
 from antiphon.protocol.json_text import JSON_ERRORS
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.fields import parse_url_citation, read_list
+from antiphon.upstream.fields import parse_annotation, read_list
 
 _NULL = Raw(b"null")
 
@@ -149,7 +149,7 @@ def read_annotation(value: Any) -> Annotation | Unknown:
     try:
         return ANNOTATIONS.decode(raw)
     except msgspec.ValidationError:
-        return parse_url_citation(msgspec.json.decode(raw)) or Unknown(raw)
+        return parse_annotation(msgspec.json.decode(raw)) or Unknown(raw)
 
 
 def list_objects(value: Any) -> list[dict[str, Any]]:
