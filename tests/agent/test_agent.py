@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon import Agent, ConfigError, InvalidRequest, Limits, Prices, tool
+from antiphon import Agent, ConfigError, Handoff, InvalidRequest, Limits, Prices, tool
 from antiphon.agent.agent import Agent as BareAgent
 from antiphon.agent.outcome import RunEnded, RunEvent, TextDelta, ToolProgress, ToolStarted, TurnRestarted
 from antiphon.agent.tool_calls import CANCELLED
@@ -352,6 +352,19 @@ def plain(city: str) -> str:
             lambda: Agent(model="m", settings={"user": "caf\udce9"}),
             "settings.user: a value of type str cannot be encoded",
         ),
+        (lambda: Agent(model="m", turn_retries=-1), "turn_retries: expected an integer, at least 0, got -1."),
+        (
+            lambda: Agent(model="m", output_retries=cast(Any, None)),
+            "output_retries: expected an integer, .*, got None.",
+        ),
+        (lambda: Agent(model="m", history_filter=cast(Any, 5)), "history_filter: expected a function, got int."),
+        (lambda: Agent(model="m").as_tool("a", "A.", read_output=cast(Any, "x")), "read_output: expected a function"),
+        (
+            lambda: Agent(model="m", handoffs=cast(Any, Agent(model="m"))),
+            "handoffs: expected a list of agents and handoffs",
+        ),
+        (lambda: Handoff(Agent(model="m"), on_handoff=cast(Any, "x")), "on_handoff: expected a function, got str."),
+        (lambda: Handoff(Agent(model="m"), input_filter=cast(Any, "x")), "input_filter: expected a function, got str."),
         (lambda: Agent(model="m", settings={"stream": False}), "settings: 'stream' must be true."),
         (
             lambda: Agent(model="m", settings={"store": False}, conversation_state="server"),

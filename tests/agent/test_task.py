@@ -67,6 +67,12 @@ async def test_answer_is_parsed_into_its_type(scripted: ScriptedModel, kind: Any
     assert format_["schema"]["additionalProperties"] is False
 
 
+async def test_answer_of_type_str_is_the_text(in_process: ScriptedModel) -> None:
+    in_process.set_answers("It is mild.")
+    outcome = await in_process.agent(output_type=str).run("Go.")
+    assert (outcome.kind, outcome.output, "text" in in_process.sent[0]) == ("final", "It is mild.", False)
+
+
 async def test_invalid_answer_is_requested_once_more(scripted: ScriptedModel) -> None:
     scripted.set_answers('{"city": "Bern", "celsius": "mild"}', '{"city": "Bern", "celsius": 4, "note": null}')
     outcome = await scripted.agent(output_type=Weather).run("Go.")

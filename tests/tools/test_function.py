@@ -241,6 +241,7 @@ class Archive:
         (with_anything, "with_anything.value: strict mode needs a type"),
         (with_a_lock, "with_a_lock: .*Event"),
         (lambda: None, "Invalid tool name '<lambda>'"),
+        (int, "The function of the tool 'int' has no signature. Wrap it in a function with types."),
         ("look_up", r"@tool: expected a function, got 'look_up'. Options are named: @tool\(name=...\)."),
     ],
 )
@@ -330,3 +331,12 @@ def test_one_word_docstring_is_no_section_heading() -> None:
         """Raises"""
 
     assert raises.description == "Raises"
+
+
+async def test_every_parameter_for_the_context_gets_it() -> None:
+    @tool
+    def who(call: ToolContext, run: RunContext) -> bool:
+        """Say who is there."""
+        return call is run
+
+    assert (await who.invoke("{}", CONTEXT)).output == "true"

@@ -13,6 +13,7 @@ from antiphon.agent.arguments import (
     check_agent_types,
     check_cancel,
     check_deps,
+    check_functions,
     check_hooks,
     check_run,
     check_run_id,
@@ -122,6 +123,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         check_text(name, "name")
         check_text(model, "model")
         check_agent_types(limits, prices, instructions)
+        check_functions(history_filter=history_filter)
         check_settings(settings, mode)
         if transport is not None and not (base_url is None and api_key is None):
             raise ConfigError("transport: it has its own address and key. Do not pass base_url or api_key.")
@@ -348,6 +350,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         result of the call from the outcome of a `final` run, instead of its text; it may be a coroutine function.
         """
         check_types(None, None, limits)
+        check_functions(read_output=read_output)
         self._definition.task.with_limits(limits)  # raises ConfigError if they need prices
         invoke = SubagentTool(self, limits=limits, read_output=read_output)
         return make_subagent_tool(invoke, name, description, needs_approval=needs_approval, timeout=timeout)

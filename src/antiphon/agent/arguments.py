@@ -216,6 +216,13 @@ def check_agent_types(limits: object, prices: object, instructions: object) -> N
         raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
 
 
+def check_functions(**functions: object) -> None:
+    """Raise ConfigError if one of these options is neither None nor a function."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name}: expected a function, got {type(function).__name__}.")
+
+
 def check_hooks(hooks: Any) -> tuple[Any, ...]:
     """Return the hooks of an agent. Raises ConfigError if they are not functions."""
     if not isinstance(hooks, Iterable):

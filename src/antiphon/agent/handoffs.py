@@ -4,7 +4,7 @@ The run goes on as that agent: with its instructions, tools, model, guardrails a
 the first agent. The journal records the handoff, so that a resumed run goes on in the right agent.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -59,6 +59,9 @@ class Handoff:
             raise ConfigError(f"handoffs: expected an agent, got {type(agent).__name__}.")
         if input_type is not None and on_handoff is None:
             raise ConfigError("A handoff with an input_type requires on_handoff, which gets the input.")
+        for option, function in (("input_filter", input_filter), ("on_handoff", on_handoff)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{option}: expected a function, got {type(function).__name__}.")
         self.agent = agent
         self._input_filter = input_filter
         self._on_handoff = on_handoff
@@ -112,8 +115,10 @@ def _make_input_type(input_type: Any, agent: str) -> JsonType:
     return json_type
 
 
-def read_handoffs(given: Sequence[Any]) -> list[Handoff]:
-    """Return handoffs of agents and of handoffs."""
+def read_handoffs(given: Any) -> list[Handoff]:
+    """Return handoffs of agents and of handoffs. Raises ConfigError for anything else."""
+    if isinstance(given, Handoff) or not isinstance(given, Iterable):
+        raise ConfigError(f"handoffs: expected a list of agents and handoffs, got {type(given).__name__}.")
     return [each if isinstance(each, Handoff) else Handoff(each) for each in given]
 
 

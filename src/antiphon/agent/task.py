@@ -13,7 +13,7 @@ class Task(Struct, frozen=True, kw_only=True):
     `output` parses the final answer. A call of the tool named `decision` ends the run. With `reminder`, a turn of text
     alone does not end the run: the model gets this text and takes another turn. `output_retries` is the number of
     further answers after one that does not match the output type, or that an output guardrail has sent back. Raises
-    ConfigError for a limit of cost without prices.
+    ConfigError for a limit of cost without prices, and for a number of retries that is not one.
     """
 
     limits: Limits = Limits()
@@ -27,6 +27,10 @@ class Task(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.limits.cost is not None and self.prices is None:
             raise ConfigError("The limit 'cost' requires 'prices'.")
+        for name in ("turn_retries", "output_retries"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name}: expected an integer, at least 0, got {value!r}.")
 
     def with_limits(self, limits: Limits | None) -> "Task":
         """Return the task with these limits instead of its own; None leaves them."""

@@ -180,8 +180,8 @@ class TypedOutput:
 
 
 def make_output(kind: Any, mode: OutputMode, *, where: str) -> TypedOutput | None:
-    """Return the output of an agent; None if it has no type. Raises ConfigError."""
-    if kind is not None:
+    """Return the output of an agent; None if it is the text of the answer. Raises ConfigError."""
+    if kind is not None and not (kind is str and mode == "native"):
         return TypedOutput(kind, where=where, mode=mode)
     if mode != "native":
         raise ConfigError("output_mode requires an output_type.")

@@ -9,7 +9,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, overload
 
 import msgspec
@@ -171,20 +171,20 @@ def _parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 class _Signature:
-    """The parameters of a function as one struct type. `context` is the name of the parameter for the context."""
+    """The parameters of a function as one struct type. `contexts` are the names of those that get the context."""
 
     def __init__(self, function: Function, name: str, descriptions: Mapping[str, str], *, strict: bool) -> None:
         hints = _get_type_hints(function, name)
         self.name = name
-        self.context: str | None = None
+        self.contexts: list[str] = []
         fields: list[Any] = []
         bound = function.keywords if isinstance(function, functools.partial) else {}
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in _get_parameters(function, name):
             if parameter.name in bound:
                 continue
             kind = hints.get(parameter.name)
             if _is_context(kind):
-                self.context = parameter.name
+                self.contexts.append(parameter.name)
                 continue
             _check_parameter(parameter, kind, name)
             where = f"{name}.{parameter.name}"
@@ -227,6 +227,15 @@ def _get_type_hints(function: Function, name: str) -> dict[str, Any]:
         raise ConfigError(f"The type hints of the tool '{name}' cannot be evaluated: {error}") from None
 
 
+def _get_parameters(function: Function, name: str) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters.values()
+    except ValueError:
+        raise ConfigError(
+            f"The function of the tool '{name}' has no signature. Wrap it in a function with types."
+        ) from None
+
+
 def _check_parameter(parameter: inspect.Parameter, kind: Any, name: str) -> None:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise ConfigError(f"The tool '{name}' cannot have the parameter '{parameter}': arguments are passed by name.")
@@ -250,9 +259,7 @@ def _add_description(kind: Any, description: str | None) -> Any:
 
 
 async def _invoke(function: Function, signature: _Signature, text: str, context: ToolContext[Any]) -> ToolResult:
-    arguments = signature.parse_arguments(text)
-    if signature.context is not None:
-        arguments[signature.context] = context
+    arguments = signature.parse_arguments(text) | dict.fromkeys(signature.contexts, context)
     try:
         return make_result(await call_function(function, arguments, name=signature.name))
     except msgspec.MsgspecError as error:
