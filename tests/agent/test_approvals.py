@@ -103,6 +103,40 @@ async def test_approved_call_of_a_subagent_waits_for_the_tool_of_the_parent(
     assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
 
 
+async def test_approved_call_of_a_subagent_waits_for_its_tool(in_process: ScriptedModel, ledger: Ledger) -> None:
+    paid: list[int] = []
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY], "Paid.", "Done.")
+
+    def make_agent(tools: list[Any]) -> Any:
+        return in_process.agent(tools=[in_process.agent(name="expert", tools=tools).as_tool("expert", "Pays.")])
+
+    await make_agent([make_pay(paid)]).run("Go.", ledger=ledger, run_id="run_1")
+    without = await make_agent([look_up]).resume("run_1", ledger=ledger, approvals={"call_e/call_p": True})
+    assert without.error is not None
+    assert (without.kind, without.error.code, without.error.message, paid) == (
+        "failed",
+        "missing_tool",
+        "The approved call 'call_p' needs the tool 'pay': resume the run with it in 'tools'.",
+        [],
+    )
+    resumed = await make_agent([make_pay(paid)]).resume("run_1", ledger=ledger)
+    assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
+
+
+async def test_state_of_a_run_whose_subagent_lacks_a_tool_has_the_approval(in_process: ScriptedModel) -> None:
+    paid: list[int] = []
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY], "Paid.", "Done.")
+
+    def make_agent(tools: list[Any]) -> Any:
+        return in_process.agent(tools=[in_process.agent(name="expert", tools=tools).as_tool("expert", "Pays.")])
+
+    paused = await make_agent([make_pay(paid)]).run("Go.")
+    without = await make_agent([look_up]).resume(paused.state, approvals={"call_e/call_p": True})
+    assert (without.kind, without.error.code, paid) == ("failed", "missing_tool", [])
+    resumed = await make_agent([make_pay(paid)]).resume(without.state)
+    assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
+
+
 async def test_call_without_verdict_stays_pending(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
     in_process.set_answers([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")

@@ -17,7 +17,7 @@ from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger, LedgerFailed, RunTaken
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import ApprovalRequired, PendingToolCall, Tool, ToolContext, ToolResult
+from antiphon.tools.base import ApprovalRequired, MissingTool, PendingToolCall, Tool, ToolContext, ToolResult
 from antiphon.tools.executor import STOP_SECONDS, make_error_result
 from antiphon.tools.function import make_result
 
@@ -94,6 +94,8 @@ class SubagentTool:
         if outcome.kind == "needs_approval":
             pending = (_add_prefix(call, context) for call in outcome.pending)
             raise ApprovalRequired(tuple(pending), outcome.state if context.ledger is None else None)
+        if outcome.error is not None and outcome.error.code == MissingTool.default_code:
+            raise MissingTool(outcome.error.message, param="tools")
         if outcome.kind == "final":
             result = await self._make_result(outcome)
         else:

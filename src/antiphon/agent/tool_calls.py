@@ -37,11 +37,11 @@ from antiphon.agent.participants import FindParticipant, Participant
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
 from antiphon.agent.unresolved_calls import list_unresolved
-from antiphon.errors import InvalidRequest
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import (
     ApprovalRequired,
+    MissingTool,
     ModelRetry,
     PendingReason,
     PendingToolCall,
@@ -269,14 +269,13 @@ class ToolCalls:
         return True
 
     def _check_tool_is_not_needed(self, call: ToolInvocation) -> None:
-        """Raise InvalidRequest if a call without its tool is approved, or is a paused call of a subagent."""
+        """Raise MissingTool if a call without its tool is approved, or is a paused call of a subagent."""
         is_approved = call.call_id in self._state.verdicts
         if is_approved or call.call_id in self._state.paused_calls:
-            raise InvalidRequest(
+            raise MissingTool(
                 f"The {'approved' if is_approved else 'paused'} call '{call.call_id}' needs the tool '{call.name}': "
                 "resume the run with it in 'tools'.",
                 param="tools",
-                code="missing_tool",
             )
 
     def _find_refusal(

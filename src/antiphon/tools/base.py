@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
 
 from msgspec import Struct, field
 
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.protocol.response import Usage
 
 if TYPE_CHECKING:
@@ -189,6 +189,12 @@ class ApprovalRequired(Exception):
         super().__init__("waiting for approval")
         self.calls = calls
         self.state = state
+
+
+class MissingTool(InvalidRequest):
+    """A run, or that of a subagent, was resumed without the tool of an approved or paused call. It can be resumed."""
+
+    default_code = "missing_tool"
 
 
 def make_name(text: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from antiphon.callbacks import is_cancelling
 from antiphon.errors import ConfigError
 from antiphon.ledger import LedgerFailed, RunTaken, defer_cancellation, repeat_cancellation
-from antiphon.tools.base import ApprovalRequired, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.base import ApprovalRequired, MissingTool, ModelRetry, Tool, ToolContext, ToolInvocation, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ class Executor:
     ) -> ToolResult:
         """Return the result of a call.
 
-        Raise only if it is cancelled, needs approval (`ApprovalRequired`), or belongs to a run that another process has
-        taken over (`RunTaken`) or whose entries cannot be stored (`LedgerFailed`).
+        Raise only if it is cancelled, needs approval (`ApprovalRequired`) or a tool (`MissingTool`), or belongs to a
+        run that another process has taken over (`RunTaken`) or whose entries cannot be stored (`LedgerFailed`).
         """
         observer = observer or CallObserver()
         tool = self.tools.get(call.name)
@@ -231,7 +231,7 @@ def _forget(work: asyncio.Task[ToolResult]) -> None:
 async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext[Any]) -> ToolResult:
     try:
         return validate_result(await tool.invoke(call.arguments, context))
-    except (ApprovalRequired, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):
+    except (ApprovalRequired, MissingTool, RunTaken, LedgerFailed, KeyboardInterrupt, GeneratorExit):
         raise
     except ModelRetry as retry:
         return make_error_result(str(retry))
