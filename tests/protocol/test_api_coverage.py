@@ -30,7 +30,10 @@ EXTRA_PARAMETERS = {
     "generate": "on a WebSocket: false prepares a turn without running it",
     "stream_id": "on a WebSocket: the lane",
 }
-EXTRA_RESPONSE_FIELDS = {"served_by": "the backend and model that served the response"}
+EXTRA_RESPONSE_FIELDS = {
+    "served_by": "the backend and model that served the response",
+    "input_transformations": "newer than the list",
+}
 EXTRA_TOOL_FIELDS = {
     "web_search.search_content_types": "of the predecessor, which shares its fields",
     "web_search_2025_08_26.search_content_types": "of the predecessor, which shares its fields",
