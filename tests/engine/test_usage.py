@@ -1,14 +1,18 @@
 """The usage of responses: counting, estimates, batches and failures of the store."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from antiphon.backends.chat_completions.backend import create as create_chat
 from antiphon.config.limits import ModelPrice
 from antiphon.engine import usage as module
+from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
 from antiphon.engine.usage import Charge, UsageRecorder
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec
@@ -19,6 +23,8 @@ from antiphon.store.usage import DAY, HOUR, MINUTE, Spending, UsageRow, find_mon
 from support.engine_harness import EngineHarness
 from support.hosted_harness import FILE_SEARCH, make_call, make_script, run_engine
 from support.hosted_tool import RecordingTool
+from support.upstream_server import STALL, Reply, UpstreamServer
+from support.upstream_server import serve as serve_upstream
 
 NOW = 1_700_006_405.5
 SPENT = Usage(100, 10, 110, InputTokensDetails(cached_tokens=40))
@@ -391,6 +397,43 @@ async def test_background_response_of_a_stopping_process_is_not_counted(make_har
     await harness.store.open()
     assert (await harness.store.load_bare_response("p", run.response.id)).status == "in_progress"
     assert await harness.store.list_usage(0, 2**40, width=MINUTE) == []
+
+
+@asynccontextmanager
+async def run_on_upstream(**options: Any) -> AsyncIterator[tuple[Engine, UpstreamServer]]:
+    """Run an engine whose upstream does not answer."""
+    async with serve_upstream([Reply(raw=STALL)] * 2) as server:
+        backend = create_chat("up", {"base_url": server.url, "models": ["big"], **options}, Path())
+        engine = Engine(backends={"up": backend}, store=FailingStore(), policy=Policy(models={"fast": ("up/big",)}))
+        await engine.start()
+        yield engine, server
+        await engine.close()
+
+
+@pytest.mark.parametrize("operation", ["create", "compact"])
+async def test_request_whose_client_leaves_before_the_answer_is_counted(operation: str) -> None:
+    request = codec.decode_request(codec.encode({"model": "fast", "input": "a question of some length"})).body
+    async with run_on_upstream() as (engine, server):
+        calling = asyncio.create_task(getattr(engine, operation)(request, project="p"))
+        await server.until_requests(1)
+        calling.cancel()
+        await asyncio.wait({calling})
+        await engine.usage.close()
+        (row,) = await list_usage(engine.admin_store)
+    assert (row.model, row.requests, row.input_tokens > 5, row.output_tokens) == ("big", 1, True, 0)
+
+
+async def test_request_whose_client_leaves_the_queue_of_an_upstream_is_not_counted() -> None:
+    request = codec.decode_request(codec.encode({"model": "fast", "input": "hi"})).body
+    async with run_on_upstream(max_concurrent=1) as (engine, server):
+        first, second = (asyncio.create_task(engine.create(request, project=name)) for name in ("p", "q"))
+        await server.until_requests(1)
+        second.cancel()
+        await asyncio.wait({second})
+        first.cancel()
+        await asyncio.wait({first})
+        await engine.usage.close()
+        assert [row.project for row in await list_usage(engine.admin_store)] == ["p"]
 
 
 async def test_compaction_counts_under_the_name_that_the_backend_has_for_the_model(make_harness: Any) -> None:

@@ -20,6 +20,18 @@ from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.addresses import OutboundRules
 
 
+class TurnProgress:
+    """The progress of a turn, which all its copies share. `is_sent`: an upstream has been sent a request for it."""
+
+    __slots__ = ("is_sent",)
+
+    def __init__(self) -> None:
+        self.is_sent = False
+
+    def mark_sent(self) -> None:
+        self.is_sent = True
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One model call: the request, and the whole context that the model reads.
 
@@ -59,6 +71,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     warnings: list[str] = msgspec.field(default_factory=list)
     """Warnings for the client. A stage or a backend may append to them before `stream` returns."""
+
+    progress: TurnProgress = msgspec.field(default_factory=TurnProgress)
+    """A backend that waits for the whole answer in `stream` marks the turn when it sends the request."""
 
     on_accepted: Callable[[], object] | None = None
     """Called by a backend when another server has accepted the request, at the latest with the first delta."""

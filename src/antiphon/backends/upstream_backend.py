@@ -107,7 +107,13 @@ class UpstreamBackend:
     ) -> Awaitable[Deltas]:
         if not turn.streamed:
             return self.upstream.request_whole(
-                path, write, make_reader, project=turn.project, background=turn.background, limits=turn.limits
+                path,
+                write,
+                make_reader,
+                on_sent=turn.progress.mark_sent,
+                project=turn.project,
+                background=turn.background,
+                limits=turn.limits,
             )
         body, headers = write(stream=True)
         return self.upstream.stream(
@@ -115,6 +121,7 @@ class UpstreamBackend:
             body,
             make_reader,
             headers=headers,
+            on_sent=turn.progress.mark_sent,
             on_accepted=turn.on_accepted,
             project=turn.project,
             background=turn.background,

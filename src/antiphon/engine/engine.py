@@ -1,5 +1,6 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -36,7 +37,7 @@ from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.replaced_pipelines import ReplacedPipelines
 from antiphon.engine.serve.routing import Serving
 from antiphon.engine.serve.sealed_reasoning import StoredReasoningSealer
-from antiphon.engine.storage_quota import StorageQuota
+from antiphon.engine.storage_quota import StorageQuota, stores_data
 from antiphon.engine.usage import UsageRecorder, find_model
 from antiphon.errors import AntiphonError, InvalidRequest, Unavailable
 from antiphon.protocol.request import CreateRequest
@@ -314,7 +315,7 @@ class Engine:
     ) -> Run | BackgroundRun:
         # A reload may replace the pipeline at any await: only the one that was acquired stays open.
         self._foreground.check_accepting()
-        if (self._store.failure is not None or self._quota is not None) and _is_stored(request):
+        if (self._store.failure is not None or self._quota is not None) and stores_data(request):
             if self._store.failure is not None:
                 await self._store.check()  # refuse the request before the model is called
             if self._quota is not None:
@@ -329,6 +330,9 @@ class Engine:
             seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
             try:
                 serving = await self._foreground.serve(pipeline, prepared, first_delta_seconds=seconds)
+            except asyncio.CancelledError:
+                self.usage.record_unanswered(project, key_id, prepared)
+                raise
             except AntiphonError as error:
                 if prepared.inherits_tools:
                     explain_inherited_tools(error)
@@ -393,7 +397,11 @@ class Engine:
         """Compact the input of a request and the context it continues. Return the result and warnings."""
         with self._pipeline.in_use() as pipeline, self._histories.open(project) as share:
             prepared = await pipeline.prepare(request, project=project, repair=True, share=share)
-            compacted = await pipeline.compact(prepared)
+            try:
+                compacted = await pipeline.compact(prepared)
+            except asyncio.CancelledError:
+                self.usage.record_unanswered(project, key_id, prepared)
+                raise
         model = prepared.route.first.model.id if compacted.served is None else compacted.served.model
         if self._pipeline.observer is not None:
             self._pipeline.observer.count_tokens(model, compacted.usage)
@@ -481,11 +489,6 @@ class Engine:
         if rows is None:
             rows = await self._foreground.list_input_items(project, response_id, after=after, limit=limit, order=order)
         return make_page(rows.items, has_more=rows.has_more)
-
-
-def _is_stored(request: CreateRequest) -> bool:
-    """Return True if the response will be stored, or its items in a conversation."""
-    return request.store is not False or request.background is True or request.conversation is not None
 
 
 def _release(pipeline: Pipeline, share: HistoryShare | None) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from antiphon.bounds import remove_oldest
 from antiphon.engine.policy import Policy
 from antiphon.errors import QUOTA_EXCEEDED, AntiphonError, RateLimited
+from antiphon.protocol.request import CreateRequest
 from antiphon.store.usage import UsageStore
 
 logger = logging.getLogger(__name__)
@@ -94,3 +95,8 @@ class StorageQuota:
             now = self._monotonic()
             measurement.expires_at = now + max(MEASURE_SECONDS, (now - started_at) / _MAX_SHARE)
             measurement.task = None
+
+
+def stores_data(request: CreateRequest) -> bool:
+    """Return True if the response of a request will be stored, or its items in a conversation."""
+    return request.store is not False or request.background is True or request.conversation is not None

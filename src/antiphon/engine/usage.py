@@ -144,12 +144,20 @@ class UsageRecorder:
         elif run.usage is not None:
             self.record(project, key_id, find_model(run.response, prepared), run.usage)
 
+    def record_unanswered(self, project: str, key_id: str, prepared: Prepared) -> None:
+        """Count a request that was cancelled before an answer began, if an upstream has been sent a request for it."""
+        if prepared.turn.progress.is_sent:
+            self.start(self._record_estimate(project, key_id, None, prepared, [], []))
+
     async def _record_estimate(
-        self, project: str, key_id: str, run: Run, prepared: Prepared, earlier: Items, output: Items
+        self, project: str, key_id: str, run: Run | None, prepared: Prepared, earlier: Items, output: Items
     ) -> None:
         usage = await offload.run(self._estimate_usage, prepared.turn, earlier, output)
-        usage = usage if run.usage is None else run.usage + usage
-        self.record(project, key_id, find_model(run.response, prepared), usage)
+        model = prepared.route.first.model.id
+        if run is not None:
+            usage = usage if run.usage is None else run.usage + usage
+            model = find_model(run.response, prepared)
+        self.record(project, key_id, model, usage)
 
     def _estimate_usage(self, turn: Turn, earlier: Items, output: Items) -> Usage:
         """Estimate the usage of the last model call of a turn, which has read the `earlier` output."""

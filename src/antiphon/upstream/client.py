@@ -128,6 +128,7 @@ class UpstreamClient:
         make_reader: Callable[[], Reader],
         *,
         headers: Mapping[str, str] | None = None,
+        on_sent: Callable[[], object] | None = None,
         on_accepted: Callable[[], object] | None = None,
         project: str = "",
         background: bool = False,
@@ -135,10 +136,10 @@ class UpstreamClient:
     ) -> Awaitable[Deltas]:
         """Send a request for a streamed answer, and return its deltas once the first ones have arrived.
 
-        `on_accepted` is called when the upstream has answered with a success status, and with no error right after it.
-        Closing the deltas closes the connection at once. `project` is the owner of the request; it and `background`
-        decide when a request starts if there are more than `max_concurrent`. An answer that exceeds `limits` is an
-        error.
+        `on_sent` is called when the request has left the queue, and `on_accepted` when the upstream has answered with a
+        success status, and with no error right after it. Closing the deltas closes the connection at once. `project` is
+        the owner of the request; it and `background` decide when a request starts if there are more than
+        `max_concurrent`. An answer that exceeds `limits` is an error.
         """
         seconds = self.options.first_token_timeout
 
@@ -146,7 +147,7 @@ class UpstreamClient:
             guard.request = body
             return self._begin(path, (body, headers), make_reader, policy, seconds, limits, on_accepted)
 
-        return self._start(begin, project, background=background)
+        return self._start(begin, project, background=background, on_sent=on_sent)
 
     def request_whole(
         self,
@@ -154,6 +155,7 @@ class UpstreamClient:
         write: WriteRequest,
         make_reader: Callable[[], Reader],
         *,
+        on_sent: Callable[[], object] | None = None,
         project: str = "",
         background: bool = False,
         limits: AnswerLimits = _DEFAULT_LIMITS,
@@ -187,12 +189,19 @@ class UpstreamClient:
                 whole_answers.require_streaming(project, failure)
             return started
 
-        return self._start(begin, project, background=background)
+        return self._start(begin, project, background=background, on_sent=on_sent)
 
     async def _start(
-        self, begin: Callable[[RetryPolicy, CallGuard], Awaitable[_Started]], project: str, *, background: bool
+        self,
+        begin: Callable[[RetryPolicy, CallGuard], Awaitable[_Started]],
+        project: str,
+        *,
+        background: bool,
+        on_sent: Callable[[], object] | None,
     ) -> Deltas:
         slot = None if self.queue is None else await self.queue.acquire(project, background=background)
+        if on_sent is not None:
+            on_sent()
         try:
             with self.circuit_breaker.guard(project) as guard:
                 stream, first = await self._retry(lambda policy: begin(policy, guard))
