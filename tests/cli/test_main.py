@@ -62,6 +62,19 @@ def test_command_runs_with_closed_standard_streams(closed, home):
     assert done.stdout.startswith("ok\n") is ("1>" not in closed)
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_child_process_of_a_command_has_standard_streams(closed, home):
+    """The workers of a server are child processes with its streams."""
+    child = "import os; [os.fstat(descriptor) for descriptor in range(3)]"
+    program = (
+        "import subprocess, sys; from antiphon.cli.main import main; "
+        f"sys.exit(main(['config', 'check']) or subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    )
+    command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_missing_configuration_is_one_line_and_exit_1(capsys):
     assert main(["models", "--config", "nowhere.toml"]) == 1
     assert capsys.readouterr() == ("", "antiphon: Cannot read nowhere.toml: No such file or directory.\n")
