@@ -222,6 +222,11 @@ async def in_parts_later(city: str) -> AsyncIterator[str]:
     yield city
 
 
+def with_unknown_type(value: "Unknown") -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Look up."""
+    return str(value)
+
+
 class Archive:
     def find(self, words: str) -> str:
         """Look up."""
@@ -241,6 +246,7 @@ class Archive:
         (with_anything, "with_anything.value: strict mode needs a type"),
         (with_a_lock, "with_a_lock: .*Event"),
         (lambda: None, "Invalid tool name '<lambda>'"),
+        (with_unknown_type, "cannot be evaluated: name 'Unknown' is not defined. Define or import it at the top"),
         (int, "The function of the tool 'int' has no signature. Wrap it in a function with types."),
         ("look_up", r"@tool: expected a function, got 'look_up'. Options are named: @tool\(name=...\)."),
     ],

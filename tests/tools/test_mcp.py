@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from antiphon import Agent, tool
-from antiphon.errors import ConfigError, UpstreamError
+from antiphon.errors import ConfigError, Unavailable, UpstreamError
 from antiphon.testing.scripted import ScriptedTransport
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor
@@ -381,6 +381,19 @@ async def test_call_after_close_reports_a_closed_connection(programs: dict[str, 
         pass
     over = await call(server, "add", '{"one": 1, "other": 2}')
     assert (over.is_error, "is closed" in str(over.output)) == (True, True)
+
+
+def test_wrong_arguments_of_a_program_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"args: expected a list of texts, got a text. Use \['server.py'\]."):
+        McpServer.stdio("python", "server.py")
+    environment: Any = {"DEBUG": 1}
+    with pytest.raises(ConfigError, match=r"'python' cannot be started: env\.DEBUG: Input should be a valid string\."):
+        McpServer.stdio("python", env=environment)
+
+
+def test_tools_of_a_server_that_was_not_connected_are_an_error() -> None:
+    with pytest.raises(Unavailable, match="is not connected: use it inside of 'async with'"):
+        Agent(model="m", base_url="http://127.0.0.1/v1", tools=[*McpServer.stdio("python").tools])
 
 
 async def test_unusable_server_is_reported() -> None:

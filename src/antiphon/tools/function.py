@@ -224,7 +224,8 @@ def _get_type_hints(function: Function, name: str) -> dict[str, Any]:
     try:
         return typing.get_type_hints(_find_call_method(definition) or definition, include_extras=True)
     except (NameError, TypeError) as error:
-        raise ConfigError(f"The type hints of the tool '{name}' cannot be evaluated: {error}") from None
+        hint = " Define or import it at the top of the module." if isinstance(error, NameError) else ""
+        raise ConfigError(f"The type hints of the tool '{name}' cannot be evaluated: {error}.{hint}") from None
 
 
 def _get_parameters(function: Function, name: str) -> Iterable[inspect.Parameter]:

@@ -118,11 +118,12 @@ class McpServer:
 
     @property
     def tools(self) -> list[Tool]:
+        """The tools of the server. Raises Unavailable before the first connection: there would be none."""
+        self._get_client()
         return list(self._tools)
 
     async def load_tools(self, context: RunContext[Any]) -> list[Tool]:
         """Return the present tools. An agent with this server among its tools loads them before every turn."""
-        self._get_client()
         return self.tools
 
     async def __aenter__(self) -> "McpServer":

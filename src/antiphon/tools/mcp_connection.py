@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.mcp_errors import describe_by_type, describe_error, get_cause, is_invalid_answer, one_line
+from antiphon.tools.pydantic_types import describe_validation_error
 from antiphon.upstream.addresses import OutboundRules
 from antiphon.upstream.outbound import get_tls_context
 
@@ -121,7 +122,14 @@ def load_package() -> None:
 def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | None, cwd: str | Path | None) -> Connect:
     from mcp import StdioServerParameters, stdio_client
 
-    parameters = StdioServerParameters(command=command, args=list(args), env=dict(env) if env else None, cwd=cwd)
+    if isinstance(args, str):
+        raise ConfigError(f"args: expected a list of texts, got a text. Use [{args!r}].")
+    try:
+        parameters = StdioServerParameters(command=command, args=list(args), env=dict(env) if env else None, cwd=cwd)
+    except ValueError as error:
+        raise ConfigError(
+            f"The MCP server '{command}' cannot be started: {describe_validation_error(error)}."
+        ) from None
 
     @asynccontextmanager
     async def connect(state: McpConnectionState) -> AsyncIterator[Any]:

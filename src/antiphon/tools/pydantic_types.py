@@ -85,7 +85,7 @@ def validate_pydantic(kind: Any, value: Any) -> Any:
         return kind.model_validate(value)
     except ValueError as error:
         # msgspec adds the path to a ValueError.
-        raise ValueError(_describe_error(error)) from None
+        raise ValueError(describe_validation_error(error)) from None
 
 
 def encode_pydantic(value: Any) -> Any:
@@ -97,7 +97,7 @@ def encode_pydantic(value: Any) -> Any:
     raise NotImplementedError(f"A tool returned {type(value).__name__}, which cannot be encoded as JSON.")
 
 
-def _describe_error(error: ValueError, *, depth: int = 0) -> str:
+def describe_validation_error(error: ValueError, *, depth: int = 0) -> str:
     """Return the message of an error without the input and the links that pydantic adds.
 
     `depth` is the length of the path to leave out.
@@ -160,7 +160,7 @@ def _adapt(kind: Any, where: str) -> type:
         try:
             return vars(model.model_validate({name: value}))["value"]
         except pydantic.ValidationError as error:
-            raise ValueError(_describe_error(error, depth=1)) from None
+            raise ValueError(describe_validation_error(error, depth=1)) from None
 
     attributes = {
         "description": described.get("description"),
