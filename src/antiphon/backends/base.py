@@ -20,13 +20,10 @@ from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.addresses import OutboundRules
 
 
-class TurnProgress:
+class TurnProgress(msgspec.Struct):
     """The progress of a turn, which all its copies share. `is_sent`: an upstream has been sent a request for it."""
 
-    __slots__ = ("is_sent",)
-
-    def __init__(self) -> None:
-        self.is_sent = False
+    is_sent: bool = False
 
     def mark_sent(self) -> None:
         self.is_sent = True
