@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
-from antiphon import Agent, ConfigError, Handoff, InvalidRequest, Limits, Prices, tool
+from antiphon import Agent, ConfigError, FileSearch, Handoff, InvalidRequest, Limits, Prices, tool
 from antiphon.agent.agent import Agent as BareAgent
 from antiphon.agent.outcome import RunEnded, RunEvent, TextDelta, ToolProgress, ToolStarted, TurnRestarted
 from antiphon.agent.tool_calls import CANCELLED
@@ -351,6 +352,22 @@ def plain(city: str) -> str:
         (
             lambda: Agent(model="m", settings={"user": "caf\udce9"}),
             "settings.user: a value of type str cannot be encoded",
+        ),
+        (
+            lambda: Agent(model="caf\udce9"),
+            "model: a value of type str cannot be encoded as JSON: .* surrogates not allowed",
+        ),
+        (
+            lambda: Agent(model="m", instructions="caf\udce9"),
+            "instructions: a value of type str cannot be encoded as JSON",
+        ),
+        (
+            lambda: Agent(model="m", tools=[structs.replace(look_up, parameters={"default": object()})]),
+            "tools.look_up.parameters.default: a value of type object cannot be encoded as JSON",
+        ),
+        (
+            lambda: Agent(model="m", tools=[FileSearch(vector_store_ids=["vs"], filters={"key": object()})]),
+            "tools.file_search.filters.key: a value of type object cannot be encoded as JSON",
         ),
         (lambda: Agent(model="m", turn_retries=-1), "turn_retries: expected an integer, at least 0, got -1."),
         (

@@ -113,7 +113,7 @@ def check_settings(settings: Mapping[str, Any] | None, conversation_state: str) 
         return
     if not isinstance(settings, Mapping):
         raise ConfigError(f"settings: expected a dictionary of parameters, got {type(settings).__name__}.")
-    _check_encodable(dict(settings), "settings")
+    check_encodable(dict(settings), "settings")
     if "input" in settings:
         raise ConfigError("settings: 'input' is the task of a run. Pass earlier items as 'history'.")
     if settings.get("stream") not in (None, True):
@@ -122,7 +122,7 @@ def check_settings(settings: Mapping[str, Any] | None, conversation_state: str) 
         raise ConfigError("settings: 'store' must be true, because conversation_state is 'server'.")
 
 
-def _check_encodable(value: Any, path: str) -> None:
+def check_encodable(value: Any, path: str) -> None:
     """Raise ConfigError, with the path of the first value that cannot be part of a request."""
     try:
         msgspec.json.encode(value)
@@ -132,7 +132,7 @@ def _check_encodable(value: Any, path: str) -> None:
             inner = enumerate(value)
         if not isinstance(error, RecursionError):
             for name, each in inner:
-                _check_encodable(each, f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}")
+                check_encodable(each, f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}")
         raise ConfigError(
             f"{path}: a value of type {type(value).__name__} cannot be encoded as JSON: {error}."
         ) from None
@@ -202,9 +202,10 @@ def check_types(ledger: object, session: object, limits: object) -> None:
 
 
 def check_text(value: object, where: str) -> None:
-    """Raise ConfigError if a value that the journal of a run stores is not a text."""
+    """Raise ConfigError if a value that the journal of a run stores is not a text, or has lone surrogates."""
     if not isinstance(value, str):
         raise ConfigError(f"{where}: expected a text, got {type(value).__name__}.")
+    check_encodable(value, where)
 
 
 def check_agent_types(limits: object, prices: object, instructions: object) -> None:
@@ -214,6 +215,8 @@ def check_agent_types(limits: object, prices: object, instructions: object) -> N
         raise ConfigError(f"prices: expected Prices, got {type(prices).__name__}.")
     if instructions is not None and not isinstance(instructions, str) and not callable(instructions):
         raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
+    if isinstance(instructions, str):
+        check_encodable(instructions, "instructions")
 
 
 def check_functions(**functions: object) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
+from antiphon.agent.arguments import check_encodable
 from antiphon.agent.entries import NO_OVERRIDES, Overrides
 from antiphon.agent.guardrails import NO_GUARDRAILS, Guardrails
 from antiphon.agent.handoffs import Handoff, InputFilter
@@ -193,6 +194,8 @@ def split_tools(tools: Any) -> tuple[tuple[Tool, ...], list[JsonObject], LoadToo
     else:
         members = (Toolset.dynamic(tools),) if callable(tools) else check_members(tools)
     fixed = list_fixed(each for each in members if is_fixed([each]))
+    for each in fixed:
+        check_encodable(each.describe(), f"tools.{each.name if isinstance(each, Tool) else each.type}")
     own = tuple(list_own(fixed))
     if not is_fixed(members):
         return own, [], functools.partial(load_all, members)

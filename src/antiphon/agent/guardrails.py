@@ -267,7 +267,7 @@ async def _run(stage: Stage, guardrail: Callable[[Any], Any], check: _Check) -> 
 
 
 def _make_failure(guardrail: Callable[[Any], Any], reason: str) -> GuardrailFailed:
-    return GuardrailFailed(f"The guardrail '{_find_name(guardrail)}' failed: {reason}.")
+    return GuardrailFailed(f"The guardrail '{_find_name(guardrail)}' failed: {reason.removesuffix('.')}.")
 
 
 def _find_name(guardrail: Callable[[Any], Any]) -> str:

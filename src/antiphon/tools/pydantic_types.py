@@ -94,7 +94,7 @@ def encode_pydantic(value: Any) -> Any:
         return value.model_dump(mode="json")
     if "pydantic" in sys.modules and _is_own_type(type(value)):
         return sys.modules["pydantic"].TypeAdapter(type(value)).dump_python(value, mode="json")
-    raise NotImplementedError(f"A tool returned {type(value).__name__}, which cannot be encoded as JSON.")
+    raise NotImplementedError(f"A value of type {type(value).__name__} cannot be encoded as JSON.")
 
 
 def describe_validation_error(error: ValueError, *, depth: int = 0) -> str:
