@@ -106,7 +106,8 @@ sys.stdin.read()
 
 def test_reader_finds_a_server_while_it_reports(home):
     file = ServerFile.create(home / FOLDER, "http://127.0.0.1:1")
-    results = [ReloadResult(error="long " * 40), ReloadResult(changes="short")]
+    # A file of several pages is not written at once.
+    results = [ReloadResult(error="long " * 40_000), ReloadResult(changes="short")]
     found = []
     reports = threading.Thread(target=lambda: [file.report(results[number % 2]) for number in range(2000)])
     reports.start()

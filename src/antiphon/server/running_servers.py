@@ -6,6 +6,7 @@ The operating system releases the lock when the process ends, so a file that was
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -16,6 +17,9 @@ from msgspec import Struct
 # The folder in a data folder.
 FOLDER = "servers"
 _LOCK_TRIES = 10
+# A read may see a part of a write, which is not valid JSON.
+_READ_TRIES = 100
+_READ_PAUSE_SECONDS = 0.001
 
 
 class ReloadResult(Struct, frozen=True):
@@ -131,8 +135,12 @@ def read_server(path: Path) -> RunningServer | None:
             with suppress(OSError):
                 path.unlink()
             return None
-        return msgspec.json.decode(os.pread(descriptor, 1 << 20, 0), type=RunningServer)
-    except (OSError, msgspec.DecodeError):
+        for _ in range(_READ_TRIES):
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(os.pread(descriptor, 1 << 20, 0), type=RunningServer)
+            time.sleep(_READ_PAUSE_SECONDS)
+        return None
+    except OSError:
         return None
     finally:
         os.close(descriptor)
