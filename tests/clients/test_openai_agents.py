@@ -4,7 +4,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIConversationsSession, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from agents import (
+    Agent,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    OpenAIResponsesWSModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
 from openai import AsyncOpenAI
 
 PLAIN = RunConfig(tracing_disabled=True)
@@ -45,9 +53,9 @@ async def client(server: Any) -> AsyncIterator[AsyncOpenAI]:
 class Team:
     """An agent with two tools and a handoff to a poet. `calls` records the tool calls."""
 
-    def __init__(self, client: AsyncOpenAI) -> None:
+    def __init__(self, client: AsyncOpenAI, model: OpenAIResponsesModel | None = None) -> None:
         self.calls: list[str] = []
-        model = OpenAIResponsesModel(model="scripted", openai_client=client)
+        model = model or OpenAIResponsesModel(model="scripted", openai_client=client)
 
         @function_tool
         def get_weather(city: str) -> str:
@@ -121,3 +129,14 @@ async def test_streamed(client: AsyncOpenAI) -> None:
     types = [event.type async for event in result.stream_events()]
     check_result(team, result)
     assert {"raw_response_event", "run_item_stream_event", "agent_updated_stream_event"} <= set(types)
+
+
+@pytest.mark.parametrize("options", [{}, {"auto_previous_response_id": True}], ids=["history", "chain"])
+async def test_run_over_websocket(client: AsyncOpenAI, options: dict[str, Any]) -> None:
+    model = OpenAIResponsesWSModel(model="scripted", openai_client=client)
+    team = Team(client, model)
+    result = await team.run("a poem", **options)
+    check_result(team, result)
+    again = await team.run("once more", previous_response_id=result.last_response_id)
+    assert again.final_output == "As I said: mild."
+    await model.close()
