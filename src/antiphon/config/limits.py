@@ -144,6 +144,20 @@ def lacks_default_price(
     return ANY_MODEL not in prices and _has_cost_budget(limits, projects)
 
 
+def describe_unused_prices(prices: Mapping[str, object], models: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield warnings about prices that apply to no model. `models` are the names and targets of `[models]`."""
+    found = {name: [target.partition("/")[2] or name for target in targets] for name, targets in models.items()}
+    used = {model for targets in found.values() for model in targets}
+    for name in prices:
+        if name in found and name not in used:
+            yield (
+                f"prices: '{name}' is an alias, and a price needs the name of the model on its backend: "
+                f"{', '.join(dict.fromkeys(found[name]))}. The price has no effect."
+            )
+        elif "*" in name and name != ANY_MODEL:
+            yield f"prices: '{name}' is no pattern. A price is for one model, or as '*' for all others."
+
+
 def describe_lost_counts(
     limits: UsageLimits, projects: Mapping[str, ProjectSettings], *, store: str, workers: int
 ) -> Iterator[str]:
