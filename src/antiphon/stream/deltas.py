@@ -74,7 +74,8 @@ class ToolCall(_Delta):
     `key` identifies the call within the turn, for example by the upstream's index, so that calls may be interleaved.
     `name` is set once, best in the first delta of a key: the call is announced only then. `arguments` are appended.
     Without a `call_id` the composer creates one. `caller` is the program that makes the call, if it is not the model.
-    `has_end` is set with the name if a `CloseItem` ends the call. The next call may close a call without it.
+    `has_end` is set with the name if a `CloseItem` ends the call. The next call may close a call without it. More
+    arguments of a closed call fail the response, unless they are blank.
     """
 
     key: int | str
