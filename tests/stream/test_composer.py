@@ -232,16 +232,26 @@ def test_continued_closed_call_can_be_cancelled() -> None:
     assert compose(call, d.CloseItem(0), late, cancelled) == compose(call, d.CloseItem(0), cancelled)
 
 
-@pytest.mark.parametrize("end", [d.CloseItem(0), d.ToolCall(1, "{}", "g", "e")])
-def test_named_call_with_the_key_of_a_closed_call_is_another_call(end: d.Delta) -> None:
+def test_key_of_an_ended_call_may_be_used_again() -> None:
+    first = d.ToolCall(0, "{}", "f", "c")
     response = compose_response(
-        d.ToolCall(0, "{}", "f", "c"), end, d.ToolCall(0, "", "h", "k"), d.ToolCall(0, "[]"), d.Finish()
+        first, d.CloseItem(0), d.ToolCall(0, "", "h", "k"), d.ToolCall(0, "[]"), d.CloseItem(0), first, d.Finish()
     )
-    assert (response.status, response.output[0], response.output[-1]) == (
+    assert (response.status, response.output) == (
         "completed",
-        items.FunctionCall("c", "f", "{}", "fc_1", "completed"),
-        items.FunctionCall("k", "h", "[]", f"fc_{len(response.output)}", "completed"),
+        [
+            items.FunctionCall("c", "f", "{}", "fc_1", "completed"),
+            items.FunctionCall("k", "h", "[]", "fc_2", "completed"),
+            items.FunctionCall("c_3", "f", "{}", "fc_3", "completed"),
+        ],
     )
+
+
+def test_repeated_name_of_a_closed_call_begins_no_other_call() -> None:
+    calls, finish = (d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, "{}", "g", "e")), d.Finish()
+    assert compose(*calls, d.ToolCall(0, " ", "f"), finish) == compose(*calls, finish)
+    failed = d.Failure("The model continued a closed call.", "model_error", "model_error")
+    assert compose(*calls, d.ToolCall(0, "{}", "f"), finish) == compose(*calls, failed)
 
 
 def test_call_without_id_gets_generated_id() -> None:

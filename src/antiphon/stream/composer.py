@@ -81,9 +81,8 @@ class Composer:
         self.response = response
         self.finished = False
         self.is_cut_off = False
-        self._limits = limits
         self._size = self._text_size = self._event_count = 0
-        self._next_check = limits.first_check
+        self._limits, self._next_check = limits, limits.first_check
         self._new_id, self._now = new_id, now
         self._numbers = itertools.count()
         self._last_batch: Sequence[Event | Unknown] = ()  # the last nonempty batch: `fail` continues its numbers
@@ -93,7 +92,7 @@ class Composer:
         self._phase: deltas.Phase | None = None
         self._omits_status = False  # of the next reasoning item
         self._calls: dict[int | str, CallDraft] = {}
-        self._closed_calls: set[int | str] = set()  # closed before the turn ended
+        self._closed_calls: dict[int | str, bool] = {}  # True if by `CloseItem`: its key may be used again
         self._call_ids: dict[str, str] = {}
         self._passthrough_items: dict[int | str, PassthroughDraft] = {}
         self._unnamed_calls: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
@@ -290,11 +289,12 @@ class Composer:
         draft = self._calls.get(delta.key)
         if draft is not None:
             return draft.write(fragment)
-        if delta.key in self._closed_calls and not delta.name and not fragment.strip():
+        is_late = delta.key in self._closed_calls and not (delta.name and self._closed_calls[delta.key])
+        if is_late and not fragment.strip():
             return []  # servers send empty fragments after the end of a call
         held = self._unnamed_calls.setdefault(delta.key, [])
         held.append(delta)
-        if not delta.name:  # `output_item.added` contains the name, so fragments wait for it
+        if is_late or not delta.name:  # `output_item.added` contains the name, so fragments wait for it
             self._text_size += len(fragment)
             return []
         del self._unnamed_calls[delta.key]
@@ -322,7 +322,7 @@ class Composer:
         if len(self._calls) != 1 or any(draft.has_end or not draft.is_object() for draft in self._calls.values()):
             return []
         key, draft = self._calls.popitem()
-        self._closed_calls.add(key)
+        self._closed_calls[key] = False
         return self._close(draft, "completed")
 
     def _add_whole_item(self, delta: deltas.WholeItem) -> list[Event]:
@@ -401,7 +401,7 @@ class Composer:
             self._text_item = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
-            self._closed_calls.add(delta.key)
+            self._closed_calls[delta.key] = True
         return self._close(draft, delta.ending)
 
     def _find_open(self, key: Key) -> OpenDraft | None:
@@ -429,7 +429,7 @@ class Composer:
         return []
 
     def _finish(self, delta: deltas.Finish) -> list[Event]:
-        is_continued = delta.reason != "cancelled" and not self._closed_calls.isdisjoint(self._unnamed_calls)
+        is_continued = delta.reason != "cancelled" and not self._closed_calls.keys().isdisjoint(self._unnamed_calls)
         if is_continued or (self._unnamed_calls and delta.reason == "stop"):
             message = f"The model {'continued a closed call' if is_continued else 'called a tool without a name'}."
             return self._finish_failed(deltas.Failure(message, "model_error", "model_error"))
