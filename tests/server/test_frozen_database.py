@@ -2,11 +2,13 @@
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from antiphon.server.auth import CHECK_SECONDS
 from support.crashing_server import KillableServer, StreamReader
 from support.postgres_server import PostgresServer, is_installed
 from support.worker_processes import frozen, list_workers
@@ -27,6 +29,21 @@ def database() -> Iterator[PostgresServer]:
 def frozen_database(database: PostgresServer) -> Iterator[None]:
     with frozen(database.pid, *list_workers(database)):
         yield
+
+
+def test_server_without_keys_is_live_although_its_database_does_not_answer(
+    database: PostgresServer, tmp_path: Path
+) -> None:
+    server = KillableServer(tmp_path, SCRIPT, store=database.url)
+    with frozen_database(database):
+        deadline = time.monotonic() + 2 * CHECK_SECONDS
+        slowest = 0.0
+        while time.monotonic() < deadline:
+            began_at = time.monotonic()
+            assert server.ask("GET", "/healthz") == {"status": "ok"}
+            slowest = max(slowest, time.monotonic() - began_at)
+    server.kill()
+    assert slowest < CHECK_SECONDS
 
 
 @pytest.mark.slow  # each waits for all bounds

@@ -117,6 +117,11 @@ class Router:
             methods["HEAD"] = methods[method]
         methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True, path=path))
 
+    def is_public(self, http_request: HttpRequest) -> bool:
+        """Return True if the path of a request is that of a public route without parameters."""
+        route = self._plain.get(http_request.path, {}).get(http_request.method)
+        return route is not None and route.public
+
     def find(self, http_request: HttpRequest) -> Route:
         """Return the route of a request and set the request's path parameters. Raises NotFound or MethodNotAllowed."""
         methods = self._plain.get(http_request.path) or self._match(http_request)
