@@ -1,4 +1,4 @@
-"""Images and files in the task of a run."""
+"""Images and files in the task of a run, and in results of tools."""
 
 import base64
 from collections.abc import Callable
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from antiphon import FileInput, ImageInput, InvalidRequest, user_message
-from support.scripted_model import ScriptedModel
+from antiphon import FileInput, ImageInput, InvalidRequest, tool, user_message
+from antiphon.ledger import Ledger
+from support.scripted_model import ScriptedModel, call, outputs_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 PNG_URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+NOTES = FileInput.from_bytes(b"Bern", filename="notes.txt")
 
 
 async def test_task_of_texts_images_and_files_is_one_message(scripted: ScriptedModel, tmp_path: Path) -> None:
@@ -36,6 +38,34 @@ async def test_task_of_texts_images_and_files_is_one_message(scripted: ScriptedM
             ],
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        (ImageInput(image_url=PNG_URL), [{"type": "input_image", "image_url": PNG_URL, "detail": "auto"}]),
+        (NOTES, [{"type": "input_file", "filename": "notes.txt", "file_data": NOTES.file_data}]),
+        (
+            ["Bern:", ImageInput(image_url=PNG_URL, detail="low"), {"degrees": 18}],
+            [
+                {"type": "input_text", "text": "Bern:"},
+                {"type": "input_image", "image_url": PNG_URL, "detail": "low"},
+                {"type": "input_text", "text": '{"degrees":18}'},
+            ],
+        ),
+    ],
+)
+async def test_images_and_files_of_a_tool_are_parts_of_its_output(
+    in_process: ScriptedModel, ledger: Ledger, result: Any, parts: list[dict[str, Any]]
+) -> None:
+    @tool
+    def look() -> Any:
+        """Look."""
+        return result
+
+    in_process.set_answers([call("look")], "A photo.")
+    outcome = await in_process.agent(tools=[look]).run("Go.", ledger=ledger)
+    assert (outcome.kind, outputs_of(in_process.sent[1])) == ("final", [("call_1", parts)])
 
 
 async def test_single_image_is_a_task(in_process: ScriptedModel) -> None:

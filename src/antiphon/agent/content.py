@@ -1,4 +1,4 @@
-"""Images and files in the task of a run, as content parts of the Responses API."""
+"""Images and files in the task of a run, and in results of tools, as content parts of the Responses API."""
 
 import base64
 import mimetypes
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from msgspec import Struct
-
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import ContentPart
 
 Detail = Literal["auto", "low", "high"]
 
@@ -22,7 +21,7 @@ _SIGNATURES = (
 )
 
 
-class ImageInput(Struct, frozen=True, kw_only=True):
+class ImageInput(ContentPart, frozen=True, kw_only=True):
     """An image for the model. Use one of the class methods to make it."""
 
     image_url: str | None = None
@@ -56,12 +55,11 @@ class ImageInput(Struct, frozen=True, kw_only=True):
         return cls(file_id=file_id, detail=detail)
 
     def to_part(self) -> JsonObject:
-        """Return the content part for a message."""
         source = {"image_url": self.image_url} if self.file_id is None else {"file_id": self.file_id}
         return {"type": "input_image", **source, "detail": self.detail}
 
 
-class FileInput(Struct, frozen=True, kw_only=True):
+class FileInput(ContentPart, frozen=True, kw_only=True):
     """A file for the model, for example a PDF document. Use one of the class methods to make it."""
 
     file_data: str | None = None
@@ -97,7 +95,6 @@ class FileInput(Struct, frozen=True, kw_only=True):
         return cls(file_id=file_id)
 
     def to_part(self) -> JsonObject:
-        """Return the content part for a message."""
         fields = {"filename": self.filename, "file_data": self.file_data, "file_url": self.file_url}
         fields["file_id"] = self.file_id
         return {"type": "input_file", **{name: value for name, value in fields.items() if value is not None}}

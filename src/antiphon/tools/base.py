@@ -76,6 +76,14 @@ class UsageCost(Struct, frozen=True):
         return UsageCost(self.usage - other.usage, cost)
 
 
+class ContentPart(Struct, frozen=True, kw_only=True):
+    """Base of images and files, which a model gets as content parts."""
+
+    def to_part(self) -> dict[str, Any]:
+        """Return the content part of the Responses API."""
+        raise NotImplementedError
+
+
 class ToolResult(Struct, frozen=True):
     """The output of a tool call."""
 

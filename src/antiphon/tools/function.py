@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import OnInterrupt, RunContext, Tool, ToolContext, ToolResult, require_name
+from antiphon.tools.base import ContentPart, OnInterrupt, RunContext, Tool, ToolContext, ToolResult, require_name
 from antiphon.tools.executor import replace_unsupported
 from antiphon.tools.pydantic_types import Adapter, encode_pydantic, find_field_default, is_field, support_pydantic
 from antiphon.tools.schema import JsonType
@@ -81,11 +81,15 @@ def tool(function: Function | None = None, /, **options: Any) -> Any:
 
 
 def make_result(value: Any) -> ToolResult:
-    """Make a result of a function's return value: a text unchanged, anything else as JSON."""
+    """Make a result of a return value: a text unchanged, images and files as parts, anything else as JSON."""
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
         return ToolResult(value)
+    if isinstance(value, ContentPart):
+        return ToolResult([value.to_part()])
+    if isinstance(value, list | tuple) and any(isinstance(each, ContentPart) for each in value):
+        return ToolResult([part for each in value for part in _make_parts(each)])
     if hasattr(value, "model_dump_json"):
         return ToolResult(value.model_dump_json())
     with contextlib.suppress(UnicodeEncodeError):
@@ -94,6 +98,11 @@ def make_result(value: Any) -> ToolResult:
             return ToolResult(encoded.decode())
     builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=encode_pydantic)
     return ToolResult(msgspec.json.encode(replace_unsupported(builtins)).decode())
+
+
+def _make_parts(value: Any) -> list[dict[str, Any]]:
+    output = make_result(value).output
+    return [{"type": "input_text", "text": output}] if isinstance(output, str) else output
 
 
 def encode_json(value: Any) -> bytes:
