@@ -109,7 +109,7 @@ class _Call:
         if not new_name and not arguments:
             return None
         self.is_settled = False
-        if self._start is None:
+        if self._start is None or not arguments:
             self.arguments.append(arguments)
         else:
             arguments = self._add_start(self._start, arguments)
@@ -118,7 +118,7 @@ class _Call:
     def _add_start(self, start: str, fragment: str) -> str:
         """Add a fragment to arguments that may begin with an empty object. Return the text to emit."""
         text = start + fragment
-        found = _EMPTY_OBJECT.match(text)
+        found = None if text.startswith('{"') else _EMPTY_OBJECT.match(text)  # the most frequent start needs no search
         if found is None:
             stripped = text.strip()
             self._start = stripped if stripped in ("", "{") else None
@@ -185,7 +185,7 @@ class ToolCallAssembler:
             call = self._begin(part.index, given)
         else:
             ended = ()
-        released = self.release_name() if self._unnamed is not call else ()
+        released = () if self._unnamed is None or self._unnamed is call else self.release_name()
         delta = call.add(name, arguments)
         if delta is None:
             self._unnamed = None if call.is_named else call
