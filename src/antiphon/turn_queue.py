@@ -55,9 +55,11 @@ class Throughput:
     def estimate_seconds(self, turns: int, *, running: int, longest: float) -> float:
         """Return the time in which `turns` end while `running` ones run: at least a second, at most `longest`.
 
-        If no turn has begun or ended for longer than usual, that time counts as the usual one.
+        If no turn has begun or ended for longer than usual, that time counts as the usual one. If none runs here, other
+        processes work on the queue.
         """
-        interval = max(self._mean_seconds / max(1, running), self._now() - self._changed_at)
+        idle_seconds = self._now() - self._changed_at if running else 0.0
+        interval = max(self._mean_seconds / max(1, running), idle_seconds)
         return max(1.0, min(turns * interval, longest))
 
 

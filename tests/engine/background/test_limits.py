@@ -138,6 +138,18 @@ async def test_response_beyond_the_queue_is_refused_and_not_stored(make_harness:
     harness.backend.release("gate")
 
 
+async def test_retry_after_of_a_process_that_runs_nothing_is_short(make_harness: Any, tmp_path: Path) -> None:
+    policy = {"background_limits": RunLimits(concurrency=1, queued_per_project=1)}
+    stores = [SqliteStore(tmp_path / "store.db", configuration_id="here") for _ in range(2)]
+    working, idle = [await make_harness(SLOW, store=store, **policy) for store in stores]
+    await ask(working)
+    await working.backend.reached("gate")
+    await ask(working)
+    with pytest.raises(RateLimited) as limited:
+        await ask(idle)
+    assert limited.value.retry_after == 1
+
+
 async def test_background_turns_wait_behind_foreground_ones(make_harness: Any, make_store: Any) -> None:
     script = {"slots": 1, "default": [{"wait": "gate"}, {"text": "{input}"}]}
     harness = await make_harness(script, store=make_store())
