@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from antiphon.callbacks import call_callback
-from antiphon.errors import AntiphonError, InvalidRequest, ServerError
+from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, ServerError
 from antiphon.ledger import Lease, Leases
 from antiphon.protocol.json_text import JsonObject
 
@@ -109,6 +109,20 @@ class LocalLeases:
     async def find_lease(self, run_id: str) -> Lease | None:
         with self._lock:
             return Lease(self._owner, self._ends_at - time.monotonic(), 0.0)
+
+
+def check_items(items: Any) -> Sequence[JsonObject]:
+    """Return items that a program adds to a session. Raises InvalidRequest for anything else: no run could read it."""
+    if not isinstance(items, Sequence) or not all(isinstance(item, dict) for item in items):
+        raise InvalidRequest(f"items: expected a list of items, got {type(items).__name__}.", param="items")
+    return items
+
+
+def check_trim(trim: Trim | None) -> Trim | None:
+    """Return the trim function of a session. Raises ConfigError if it is not a function."""
+    if trim is not None and not callable(trim):
+        raise ConfigError(f"trim: expected a function such as last_turns(20), got {type(trim).__name__}.")
+    return trim
 
 
 async def apply_trim(trim: Trim | None, items: list[JsonObject]) -> list[JsonObject]:

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -102,6 +102,18 @@ async def test_second_run_reads_the_items_of_the_first(in_process: ScriptedModel
     assert sent == ["How is it?", "function_call", "function_call_output", "Mild.", "What?"]
     assert texts(await session.list_items()) == [*sent, "As I said."]
     assert texts(second.history) == [*sent, "As I said."]
+
+
+@pytest.mark.parametrize("items", ["Hello.", {"role": "user", "content": "Hello."}, ["Hello."], None])
+async def test_value_that_is_no_list_of_items_is_not_added(session: Session, items: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"items: expected a list of items, got \w+\."):
+        await session.add_items(items)
+    assert await session.list_items() == []
+
+
+def test_trim_that_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trim: expected a function such as last_turns\(20\), got int\."):
+        MemorySession(trim=cast(Any, 20))
 
 
 async def test_items_are_listed_added_popped_and_cleared(session: Session) -> None:

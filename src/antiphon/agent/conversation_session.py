@@ -15,7 +15,7 @@ from antiphon.errors import ConfigError, UpstreamError
 from antiphon.ledger import Lease
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim
+from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim, check_items, check_trim
 
 # The API accepts no more items in one request.
 _MAX_ADDED = 20
@@ -63,7 +63,7 @@ class ConversationSession:
         self._conversations = _connect(base_url, api_key, headers, engine, project)
         self.session_id = conversation_id
         self.wait_seconds = wait_seconds
-        self._trim = trim
+        self._trim = check_trim(trim)
         self._leases = _find_leases(self._conversations.address, conversation_id)
 
     @classmethod
@@ -115,8 +115,9 @@ class ConversationSession:
         return [to_input_item(item) for item in reversed(items)]
 
     async def add_items(self, items: Sequence[JsonObject]) -> None:
-        for start in range(0, len(items), _MAX_ADDED):
-            await self._conversations.add(self.session_id, list(items[start : start + _MAX_ADDED]))
+        checked = check_items(items)
+        for start in range(0, len(checked), _MAX_ADDED):
+            await self._conversations.add(self.session_id, list(checked[start : start + _MAX_ADDED]))
 
     async def pop_item(self) -> JsonObject | None:
         page = await self._conversations.list_page(self.session_id, after=None, limit=1, order="desc")

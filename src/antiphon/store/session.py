@@ -11,7 +11,7 @@ import msgspec
 from antiphon.errors import ConfigError
 from antiphon.ledger import Lease, defer_cancellation
 from antiphon.protocol.json_text import JsonObject
-from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim
+from antiphon.session import WAIT_SECONDS, LocalLeases, Trim, apply_trim, check_items, check_trim
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite_thread import SqliteThread
 
@@ -66,7 +66,7 @@ class MemorySession(LocalLeases):
         super().__init__()
         self.session_id = session_id
         self.wait_seconds = wait_seconds
-        self._trim = trim
+        self._trim = check_trim(trim)
         self._runs: list[tuple[str, list[JsonObject]]] = []
         self._runs_lock = threading.Lock()
 
@@ -88,7 +88,7 @@ class MemorySession(LocalLeases):
         return _copy(items if limit is None else items[max(0, len(items) - limit) :])
 
     async def add_items(self, items: Sequence[JsonObject]) -> None:
-        await self.save_run("", items)
+        await self.save_run("", check_items(items))
 
     async def pop_item(self) -> JsonObject | None:
         with self._runs_lock:
@@ -127,7 +127,7 @@ class SqliteSession(SqliteThread):
         super().__init__(path, noun="session")
         self.session_id = session_id
         self.wait_seconds = wait_seconds
-        self._trim = trim
+        self._trim = check_trim(trim)
         self._now = now
         self._connection: sqlite3.Connection | None = None
 
@@ -142,7 +142,7 @@ class SqliteSession(SqliteThread):
         return await self._submit(self._list, -1 if limit is None else limit)
 
     async def add_items(self, items: Sequence[JsonObject]) -> None:
-        await self.save_run("", items)
+        await self.save_run("", check_items(items))
 
     async def pop_item(self) -> JsonObject | None:
         return await defer_cancellation(self._submit(self._pop))

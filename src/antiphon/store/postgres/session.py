@@ -9,7 +9,7 @@ import msgspec
 from antiphon.errors import ConfigError
 from antiphon.ledger import Lease
 from antiphon.protocol.json_text import JsonObject
-from antiphon.session import WAIT_SECONDS, Trim, apply_trim
+from antiphon.session import WAIT_SECONDS, Trim, apply_trim, check_items, check_trim
 from antiphon.store.postgres.agent_connection import NOW, AgentConnection
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PostgresSession(AgentConnection):
         super().__init__(url, noun="session", now=now)
         self.session_id = session_id
         self.wait_seconds = wait_seconds
-        self._trim = trim
+        self._trim = check_trim(trim)
 
     async def load(self) -> list[JsonObject]:
         return await apply_trim(self._trim, await self.list_items())
@@ -95,7 +95,7 @@ class PostgresSession(AgentConnection):
         return [msgspec.json.decode(item) for (item,) in reversed(rows)]
 
     async def add_items(self, items: Sequence[JsonObject]) -> None:
-        await self.save_run("", items)
+        await self.save_run("", check_items(items))
 
     async def pop_item(self) -> JsonObject | None:
         async def pop(connection: "Connection[Any]") -> bytes | None:
