@@ -157,6 +157,8 @@ async def test_old_finished_runs_are_pruned(tmp_path: Path) -> None:
     assert [run.run_id for run in await ledger.runs()] == ["new"]
     with pytest.raises(InvalidRequest, match="older_than must be at least 0"):
         await prune_runs(ledger, older_than=-1)
+    with pytest.raises(InvalidRequest, match=r"statuses: expected a list of statuses, such as \['not final'\]\."):
+        await prune_runs(ledger, older_than=0, statuses="not final")
     await ledger.close()
 
 

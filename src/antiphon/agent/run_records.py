@@ -123,6 +123,9 @@ async def prune_runs(
     """
     if older_than < 0:
         raise InvalidRequest("older_than must be at least 0 seconds.", param="older_than")
+    if isinstance(statuses, str):
+        # Its parts would count as statuses, too.
+        raise InvalidRequest(f"statuses: expected a list of statuses, such as [{statuses!r}].", param="statuses")
     before = time.time() - older_than
     pruned = []
     for each in reversed(await list_runs(ledger, limit=_ALL_RUNS)):
