@@ -333,6 +333,18 @@ async def test_call_that_fails_after_a_hosted_tool_is_counted_if_it_has_output()
     ]
 
 
+@pytest.mark.parametrize(("reported", "output_tokens"), [([], 11), ([TOKENS], 4)])
+async def test_failed_response_of_a_stateless_server_is_counted(
+    make_harness: Any, reported: list[Any], output_tokens: int
+) -> None:
+    failure = {"failure": {"message": "No.", "code": "model_error"}}
+    harness = await make_harness({"default": [{"text": "one two three"}, *reported, failure]}, stateless=True)
+    response = await (await harness.ask(project="p", store=False)).drain()
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (response.output, response.usage, row.requests, row.output_tokens) == ([], None, 1, output_tokens)
+
+
 async def test_interruption_of_a_hosted_tool_adds_no_estimate() -> None:
     tool = RecordingTool()
     tool.gate = asyncio.Event()
