@@ -89,6 +89,12 @@ def _summarize(response: Response) -> list[Any]:
         ([d.Phase("commentary"), d.Text("a")], [d.Phase("commentary"), d.Text("ab")], [d.Text("b")]),
         ([d.ToolCall(0, "{}", "f")], [d.ToolCall(7, "{}", "f"), d.CloseItem(7)], [d.CloseItem(0)]),
         ([d.OpenItem("sent 0", SEARCHING, "ws")], [d.OpenItem(3, SEARCHING), d.CloseItem(3)], [d.CloseItem("sent 0")]),
+        # The next call has closed the first one, so its last fragment was ignored.
+        (
+            [d.ToolCall(0, "{}", "f"), d.CloseItem(0), d.ToolCall(1, "{", "g")],
+            [d.ToolCall(0, "{}", "f"), d.ToolCall(1, "", "g"), d.ToolCall(0, "\n"), d.ToolCall(1, "{}")],
+            [d.ToolCall(1, "}")],
+        ),
     ],
 )
 def test_filter_returns_only_new_deltas(replayed: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
