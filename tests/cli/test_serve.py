@@ -84,6 +84,16 @@ def test_banner_of_a_stateless_server_shows_no_data(serve, home):
         assert not (home / ".local/share/antiphon/antiphon.db").exists()
 
 
+def test_limits_without_stored_counts_are_a_warning_of_the_server_only(serve, home, capfd):
+    (home / "antiphon.toml").write_text("stateless = true\n[limits]\ntokens_per_month = 1000")
+    with (home / "log").open("w") as log, serve("--workers", "2", log=log):
+        pass
+    lines = [line for line in (home / "log").read_text().splitlines() if " warning limits.tokens_per_month: " in line]
+    assert ["each of the 2 workers" in line for line in lines] == [True, False]
+    assert main(["rotate"]) == 0
+    assert "tokens_per_month" not in capfd.readouterr().err
+
+
 def test_port_in_use_is_one_line_and_exit_1(script, capfd):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,10 +1,11 @@
 """Warnings about limits and prices that do not have the effect that the settings suggest."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from antiphon.config.loading import load
+from antiphon.config.loading import describe_doubtful_limits, load
 
 HOME = {"HOME": "/home/ada"}
 
@@ -14,10 +15,10 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def write(text: str) -> Path:
+def find_warnings(text: str, **overrides: Any) -> list[str]:
     path = Path("settings.toml")
     path.write_text(text)
-    return path
+    return list(describe_doubtful_limits(load(path, HOME, overrides)))
 
 
 _LIMITS = """
@@ -39,23 +40,22 @@ def describe_reset(store: str) -> str:
 
 
 def test_limits_of_a_stateless_server_with_workers_are_a_warning() -> None:
-    settings = load(write(_LIMITS), HOME, {"stateless": True, "workers": 4})
+    warnings = find_warnings(_LIMITS, stateless=True, workers=4)
     multiplied = (
         "limits.concurrent, projects.a.limits.tokens_per_month, projects.b.key_limits.requests_per_minute: each of the "
         "4 workers of a stateless server counts for itself, so that together they admit up to 4 times as much. Divide "
         "the limits by 4, use one worker, or store data in SQLite or PostgreSQL."
     )
-    assert settings.warnings == (multiplied, describe_reset("a stateless server"))
+    assert warnings == [multiplied, describe_reset("a stateless server")]
 
 
 def test_budget_in_the_memory_store_is_a_warning() -> None:
-    settings = load(write(_LIMITS), HOME, {"store": "memory:"})
-    assert settings.warnings == (describe_reset("the memory store"),)
+    assert find_warnings(_LIMITS, store="memory:") == [describe_reset("the memory store")]
 
 
 @pytest.mark.parametrize("text", ["workers = 4\nstateless = true", f"workers = 4\n{_LIMITS}", "store = 'memory:'"])
 def test_limits_whose_counts_are_stored_are_no_warning(text: str) -> None:
-    assert load(write(text), HOME, {}).warnings == ()
+    assert find_warnings(text) == []
 
 
 def test_price_that_applies_to_no_model_is_a_warning() -> None:
@@ -68,7 +68,7 @@ def test_price_that_applies_to_no_model_is_a_warning() -> None:
     price = "{ input = 1.0, output = 2.0 }"
     names = ("big", "fast", "smart", "gpt-*", "gpt-5", "*")
     lines = "\n".join(f'"{name}" = {price}' for name in names)
-    alias, pattern = load(write(f"{models}\n[prices]\n{lines}"), HOME, {}).warnings
+    alias, pattern = find_warnings(f"{models}\n[prices]\n{lines}")
     assert alias == (
         "prices: 'smart' is an alias, and a price needs the name of the model on its backend: big, large. The price "
         "has no effect."

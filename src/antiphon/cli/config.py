@@ -9,7 +9,7 @@ from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
 from antiphon.cli.stored_keys import has_stored_keys
 from antiphon.config.limits import lacks_default_price
-from antiphon.config.loading import find_file
+from antiphon.config.loading import describe_doubtful_limits, find_file
 from antiphon.config.readers import ConfigProblems, ProblemCollector, hide_password
 from antiphon.config.settings import Settings
 from antiphon.engine.assembly import make_containers
@@ -102,7 +102,8 @@ def find_warnings(settings: Settings, *, has_stored_keys: bool) -> list[str]:
     with found.collect():
         exposure = check_exposure(settings, has_stored_keys=has_stored_keys)
     unpriced = lacks_default_price(settings.limits, settings.projects, settings.prices)
-    return [*settings.warnings, *([exposure] if exposure else []), *([_UNPRICED] if unpriced else [])]
+    warnings = [*settings.warnings, *describe_doubtful_limits(settings)]
+    return [*warnings, *([exposure] if exposure else []), *([_UNPRICED] if unpriced else [])]
 
 
 def _summarize(settings: Settings, file: str, *, has_stored_keys: bool) -> Iterator[str]:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from antiphon import __version__
 from antiphon.cli.settings import reachable_url, read_settings, upstream_backend
-from antiphon.config.loading import find_file
+from antiphon.config.loading import describe_doubtful_limits, find_file
 from antiphon.config.readers import hide_password
 from antiphon.config.settings import Settings
 from antiphon.server.reload import hold_signal
@@ -36,7 +38,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _load_settings(arguments: Namespace) -> Settings:
-    return read_settings(
+    settings = read_settings(
         arguments,
         host=arguments.host,
         port=arguments.port,
@@ -46,6 +48,7 @@ def _load_settings(arguments: Namespace) -> Settings:
         insecure=arguments.insecure,
         backends=_choose_backends(arguments),
     )
+    return msgspec.structs.replace(settings, warnings=(*settings.warnings, *describe_doubtful_limits(settings)))
 
 
 def _serve(settings: Settings, load_settings: Callable[[], Settings]) -> None:

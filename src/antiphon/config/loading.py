@@ -108,8 +108,7 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     if dbos is not None:
         values = dbos.limits | values
         warnings += dbos.warnings
-    settings = Settings(**values)
-    settings = msgspec.structs.replace(settings, warnings=(*warnings, *_find_doubtful_limits(settings)))
+    settings = Settings(**values, warnings=tuple(warnings))
     for names, message in _find_contradictions(settings):
         # A wrong value has been replaced by the default, which may contradict the other setting.
         if not any(name in problem for problem in found.problems for name in names):
@@ -143,8 +142,8 @@ def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
             yield (), f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path."
 
 
-def _find_doubtful_limits(settings: Settings) -> Iterator[str]:
-    """Yield warnings about limits whose counts are not stored, and about prices without effect."""
+def describe_doubtful_limits(settings: Settings) -> Iterator[str]:
+    """Yield warnings for a server about limits whose counts are not stored, and about prices without effect."""
     yield from describe_unused_prices(settings.prices, settings.models)
     if settings.stateless or settings.store.startswith("memory:"):
         store = "a stateless server" if settings.stateless else "the memory store"
