@@ -146,6 +146,15 @@ def test_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "A memory store has no lasting keys" in capsys.readouterr().err
 
 
+def test_store_that_a_stateless_server_does_not_use_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_STATELESS", "1")
+    assert main(["keys", "list"]) == 1
+    assert "a stateless server has no keys in a store" in capsys.readouterr().err
+    assert main([*["keys", "list"], "--store", f"sqlite:///{tmp_path}/other.db"]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

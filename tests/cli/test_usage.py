@@ -98,6 +98,15 @@ def test_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "A memory store has no lasting usage" in capsys.readouterr().err
 
 
+def test_store_that_a_stateless_server_does_not_use_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_STATELESS", "1")
+    assert main(["usage"]) == 1
+    assert "a stateless server stores no usage" in capsys.readouterr().err
+    assert main([*["usage"], "--store", f"sqlite:///{tmp_path}/other.db"]) == 0
+
+
 @pytest.mark.parametrize("days", ["0", "401", "x", "-1"])
 def test_wrong_number_of_days_is_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -31,6 +31,10 @@ _MIN_LABEL = 6
 
 def run(arguments: Namespace) -> int:
     settings = load_settings(arguments, store=arguments.store)
+    if settings.stateless and arguments.store is None:
+        raise ConfigError(
+            "stateless: a stateless server has no keys in a store. Set api_keys, or name another store by --store."
+        )
     if settings.store.startswith("memory:"):
         raise ConfigError("A memory store has no lasting keys: its data is lost when the server ends. Set api_keys.")
     asyncio.run(_execute(settings, arguments))

@@ -27,6 +27,8 @@ _MAX_NAME = 40
 
 def run(arguments: Namespace) -> int:
     settings = load_settings(arguments, store=arguments.store)
+    if settings.stateless and arguments.store is None:
+        raise ConfigError("stateless: a stateless server stores no usage. Name another store by --store.")
     if settings.store.startswith("memory:"):
         raise ConfigError("A memory store has no lasting usage: its data is lost when the server ends.")
     end = int(time.time())
