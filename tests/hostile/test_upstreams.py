@@ -61,7 +61,7 @@ ANSWERS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     "chat/arguments": ("max_answer_text_bytes", lambda n: call(0, LONG, "f" if n == 0 else None)),
     "chat/calls": ("max_answer_items", call),
     "chat/nameless": ("max_answer_items", lambda n: call(n, name=None)),
-    "chat/empty-calls": ("max_answer_items", lambda n: chat(tool_calls=[{"index": n}])),
+    "chat/empty-calls": ("max_answer_events", lambda n: chat(tool_calls=[{"index": n}])),
     "chat/usage": ("max_answer_events", lambda n: {"choices": [], "usage": {"prompt_tokens": n}}),
     "chat/logprobs": ("max_answer_bytes", lambda n: logprobs()),
     "chat/annotations": (
