@@ -1,11 +1,14 @@
 """Fields and types of pydantic in the parameters of tools, and in output types."""
 
+import ast
 import dataclasses
 import subprocess
 import sys
 import threading
+import typing
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from unittest import mock
 
 import msgspec
 import pydantic
@@ -81,6 +84,35 @@ class Town(msgspec.Struct):
     name: str
 
 
+@dataclasses.dataclass
+class Holder:
+    town: Town
+
+
+@dataclasses.dataclass
+class Measured:
+    height: Annotated[int, msgspec.Meta(ge=1)]
+    width: Annotated[int, Field(ge=1)]
+
+
+class Size(TypedDict, total=False):
+    """A size."""
+
+    width: Required[Annotated[int, Field(ge=1)]]
+    unit: Literal["m", "cm"]
+
+
+class Box(Size):
+    label: NotRequired[Annotated[str, Field(max_length=3)]]
+    inner: Size | None
+
+
+class Note:
+    """An annotation that is of neither package."""
+
+    description = "From another annotation."
+
+
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 5, "description": "How good."}
 TEXT = {"type": "string", "description": "From the docstring."}
 
@@ -94,22 +126,22 @@ TEXT = {"type": "string", "description": "From the docstring."}
             4,
             "4",
             6,
-            "Input should be less than or equal to 5",
+            "Expected `int` <= 5",
         ),
-        (make(int, Field(ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "greater than or equal to 1"),
-        (make(int, Field(..., ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "greater than or equal to 1"),
+        (make(int, Field(ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "Expected `int` >= 1"),
+        (make(int, Field(..., ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "Expected `int` >= 1"),
         (
             make(str, Field(min_length=2, pattern="^[a-z]+$")),
             TEXT | {"minLength": 2, "pattern": "^[a-z]+$"},
             "ab",
             "'ab'",
             "AB",
-            "String should match pattern",
+            "Expected `str` matching regex",
         ),
         (make(Annotated[str, AfterValidator(str.upper)]), TEXT, "ab", "'AB'", 5, "Input should be a valid string"),
         (make(Annotated[int, BeforeValidator(len)]), TEXT | {"type": "integer"}, "abc", "3", 5, "has no len"),
         (make(Annotated[int, "Some.", Field(ge=1)]), {"minimum": 1, "description": "Some."}, 1, "1", 9, ""),
-        (make(pydantic.PositiveInt), {"type": "integer", "exclusiveMinimum": 0}, 4, "4", 0, "greater than 0"),
+        (make(pydantic.PositiveInt), {"type": "integer", "exclusiveMinimum": 0}, 4, "4", 0, "Expected `int` >= 1"),
         (make(pydantic.constr(strip_whitespace=True)), TEXT, " a ", "'a'", 4, "valid string"),
         (
             make(pydantic.SecretStr),
@@ -131,7 +163,7 @@ TEXT = {"type": "string", "description": "From the docstring."}
             "city: String",
         ),
         (make(Cat | Dog, Field(discriminator="kind")), {}, {"kind": "cat"}, "Cat(kind='cat')", {"kind": "cow"}, "kind"),
-        (make(Annotated[list[int], Field(max_length=2)]), {}, [1, 2], "[1, 2]", [1, 2, 3], "at most 2 items"),
+        (make(Annotated[list[int], Field(max_length=2)]), {}, [1, 2], "[1, 2]", [1, 2, 3], "length <= 2"),
         (
             make(Annotated[Decimal, Field(ge=0, decimal_places=2)], Decimal("1.50")),
             {},
@@ -142,6 +174,45 @@ TEXT = {"type": "string", "description": "From the docstring."}
         ),
         (make(Order), {}, {"amount": 1, "unit": None}, "Order(amount=1, unit='piece')", {"amount": 0}, "amount: Input"),
         (make(list[Checked]), {}, [{"amount": 4}], "[Checked(amount=8)]", [{"amount": ""}], "amount: Input"),
+        (
+            make(Box),
+            {},
+            {"width": 2, "inner": {"width": 1}},
+            "{'width': 2, 'inner': {'width': 1}}",
+            {"width": 2},
+            "inner",
+        ),
+        (make(list[Box]), {}, [{"width": 1, "inner": None}], "[{'width': 1, 'inner': None}]", [{"width": 0}], "width"),
+        (make(Box | Cat), {}, {"kind": "cat"}, "Cat(kind='cat')", {"width": 1, "inner": {"width": 0}}, "inner.width"),
+        (
+            make(Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], Field(max_length=2)]),
+            TEXT | {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 2},
+            [1],
+            "[1]",
+            [0],
+            "Expected `int` >= 1",
+        ),
+        (make(Annotated[bytes, Field(min_length=1)]), {}, "aGk=", "b'hi'", "", ""),
+        (
+            make(Annotated[Holder, Field(description="Where.")]),
+            {"description": "Where."},
+            {"town": {"name": "Bern"}},
+            "Holder(town=Town(name='Bern'))",
+            {"town": {"name": 4}},
+            "Expected `str`, got `int`",
+        ),
+        (make(int | Annotated[str, Field(max_length=2)]), {}, "ab", "'ab'", "abc", "length <= 2"),
+        (make(Annotated[str, None, threading]), TEXT, "ab", "'ab'", 4, "Expected `str`"),
+        (make(Annotated[str, Note()]), {"description": "From another annotation."}, "ab", "'ab'", 4, ""),
+        (make(Annotated[int, "Some.", Field(ge=1, description="Last.")]), {"description": "Last."}, 1, "1", 0, ""),
+        (
+            make(Annotated[int, Field(examples=[4], json_schema_extra={"x": 1})]),
+            {"examples": [4], "x": 1},
+            1,
+            "1",
+            0,
+            "",
+        ),
         (make(Options), {}, {"level": 3}, "{'level': 3}", {"level": 4}, "level: Input should be less"),
         (
             make(Annotated[list[Town], Field(min_length=1)]),
@@ -211,7 +282,14 @@ def test_field_without_strict_mode_has_its_schema() -> None:
     ("kind", "field", "reason"),
     [
         (int, Field(default_factory=lambda data: 1), "show.value: a default_factory with an argument is not supported"),
-        (Annotated[Town, AfterValidator(len)], None, "show.value: 'func' of pydantic does not apply to types"),
+        (
+            Annotated[Town, AfterValidator(len)],
+            None,
+            "show.value: pydantic validates this type, and does not support 'Town'",
+        ),
+        (Annotated[list[Holder], AfterValidator(len)], None, "does not support 'Town'"),
+        (Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], AfterValidator(len)], None, "does not support 'Meta'"),
+        (Measured, None, "show.value: pydantic validates this type, and does not support 'Meta'"),
         (
             Annotated[threading.Event, Field(description="x")],
             None,
@@ -242,17 +320,42 @@ def test_output_type_has_annotations_of_pydantic() -> None:
         json_type.convert({"amount": 0})
 
 
-def test_program_without_pydantic_does_not_import_it() -> None:
-    program = """
+def test_fields_of_types_that_contain_each_other_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"Node{number}" for number in range(6)]
+    fields: list[Any] = [(name.lower(), f"{name} | None", None) for name in names]
+    for name in names:
+        node = dataclasses.make_dataclass(name, fields, namespace={"__module__": __name__})
+        monkeypatch.setitem(globals(), name, node)
+    get_type_hints = mock.Mock(side_effect=typing.get_type_hints)
+    monkeypatch.setattr(typing, "get_type_hints", get_type_hints)
+    JsonType(globals()["Node0"], where="node")
+    assert get_type_hints.call_count == len(names)
+
+
+@pytest.mark.parametrize(
+    ("imported", "annotation", "schema", "has_pydantic"),
+    [
+        ("sys", "'A number.'", {"type": "integer", "description": "A number."}, False),
+        ("pydantic", "'A number.'", {"type": "integer", "description": "A number."}, True),
+        ("annotated_types", "annotated_types.Ge(3)", {"type": "integer", "minimum": 3}, False),
+        ("annotated_types", "annotated_types.Predicate(bool)", {"type": "integer"}, True),
+    ],
+)
+def test_pydantic_is_imported_only_if_a_type_needs_it(
+    imported: str, annotation: str, schema: dict[str, Any], has_pydantic: bool
+) -> None:
+    program = f"""
 import sys
+import {imported}
+from typing import Annotated
 from antiphon import tool
 
 @tool
-def add(one: int, other: int | None = None) -> int:
+def add(one: Annotated[int, {annotation}], other: int | None = None) -> int:
     "Add two numbers."
     return one + (other or 0)
 
-print([name for name in sys.modules if name.startswith(("pydantic", "annotated_types"))])
+print((add.parameters["properties"]["one"], "pydantic" in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert ast.literal_eval(done.stdout) == (schema, has_pydantic)

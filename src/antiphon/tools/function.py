@@ -258,11 +258,16 @@ def _add_description(kind: Any, description: str | None) -> Any:
     """Return the type, annotated with the description unless its annotations have one. Texts are descriptions."""
     is_annotated = typing.get_origin(kind) is Annotated
     plain, *annotations = typing.get_args(kind) if is_annotated else (kind,)
-    annotations = [Meta(description=each) if isinstance(each, str) else each for each in annotations]
+    annotations = [_translate_description(each) for each in annotations]
     described = [*annotations, plain] if isinstance(plain, Adapter) else annotations
     if description and not any(getattr(each, "description", None) for each in described):
         annotations.append(Meta(description=description))
     return Annotated[(plain, *annotations)] if annotations else plain
+
+
+def _translate_description(annotation: Any) -> Any:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "description", None)
+    return Meta(description=text) if isinstance(text, str) and not isinstance(annotation, Meta) else annotation
 
 
 # Calls

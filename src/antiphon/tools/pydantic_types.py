@@ -1,28 +1,30 @@
-"""Types and fields of pydantic, for msgspec. pydantic is optional: this module does not import it.
+"""Types and fields of pydantic, for msgspec. pydantic is optional: only a type that needs it imports it.
 
-pydantic describes and validates the types that it defines, and msgspec all others. A type of pydantic cannot exist
-before a program has imported pydantic, so it is looked up in `sys.modules`.
+pydantic describes and validates the types that it defines, and msgspec all others. Annotations that msgspec has too,
+descriptions and constraints, are translated, so that they do not change how the rest of a type is decoded.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
-import operator
+import importlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Union
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NotRequired, Required, Union
 
 import msgspec
 from msgspec import Meta
 
 from antiphon.errors import ConfigError
 
-# Constraints that msgspec and pydantic have under the same names.
-_CONSTRAINTS = frozenset({"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern"})
+# Options of `Field`, besides constraints. msgspec has no discriminator.
+_FIELD_OPTIONS = ("description", "title", "examples", "discriminator")
 # The packages whose annotations pydantic reads.
 _PACKAGES = ("pydantic", "pydantic_core", "annotated_types")
+_UNIONS = (Union, types.UnionType)
 
 
 class Adapter(type):
@@ -41,14 +43,15 @@ def support_pydantic(kind: Any, where: str, *, field: Any = None) -> Any:
     These are its annotations (constraints, validators), its own types, and unions with models. `field` is the `Field`
     that is the default of a parameter. Raises ConfigError, with a path that starts with `where`, if that is impossible.
     """
-    if "pydantic" not in sys.modules:
+    if not any(package in sys.modules for package in _PACKAGES):
         return kind
-    return _support(Annotated[kind, field] if field is not None else kind, where, ())
+    return _support(Annotated[kind, field] if field is not None else kind, where)
 
 
 def is_field(value: object) -> bool:
     """Return True for the result of pydantic's `Field`."""
-    return "pydantic" in sys.modules and isinstance(value, sys.modules["pydantic"].fields.FieldInfo)
+    fields = sys.modules.get("pydantic.fields")  # `import pydantic` alone does not import it
+    return fields is not None and isinstance(value, fields.FieldInfo)
 
 
 def find_field_default(kind: Any, field: Any, where: str) -> Callable[[], Any] | None:
@@ -56,8 +59,7 @@ def find_field_default(kind: Any, field: Any, where: str) -> Callable[[], Any] |
 
     Return None if it has none. Raises ConfigError for a function that requires the values of other parameters.
     """
-    annotations = typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
-    fields = [each for each in (*annotations, field) if is_field(each) and not each.is_required()]
+    fields = [each for each in (*_list_annotations(kind), field) if is_field(each) and not each.is_required()]
     if not fields:
         return None
     if getattr(fields[-1], "default_factory_takes_validated_data", False):
@@ -111,41 +113,52 @@ def describe_validation_error(error: ValueError, *, depth: int = 0) -> str:
 # Types
 
 
-def _support(kind: Any, where: str, outer: tuple[Any, ...]) -> Any:
-    """Return a type for msgspec. `outer` are the types whose fields contain this one."""
+def _support(kind: Any, where: str) -> Any:
+    """Return a type for msgspec."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _support_annotated(arguments[0], arguments[1:], where, outer)
-    if origin is None:
-        is_described = _is_own_type(kind) or _has_own_fields(kind, where, outer)
-        return _adapt(kind, where) if is_described else kind
-    if origin in (Union, types.UnionType):
-        others = [each for each in arguments if each is not type(None)]
-        if len(others) > 1:
-            return _adapt(kind, where) if any(map(_mentions_pydantic, others)) else kind
-    supported = tuple(_support(each, where, outer) for each in arguments)
-    if supported == arguments:
-        return kind
-    return functools.reduce(operator.or_, supported) if origin is types.UnionType else origin[supported]
+        return _support_annotated(arguments[0], arguments[1:], where)
+    if _is_own_type(kind) or _has_own_fields(kind):
+        _check_no_msgspec(kind, where)
+        return _adapt(kind, where)
+    supported = tuple(_support(each, where) for each in arguments)
+    if origin in _UNIONS and _is_own_union(supported):
+        return _adapt(kind, where)
+    return _rebuild(kind, supported)
 
 
-def _support_annotated(plain: Any, annotations: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> Any:
+def _support_annotated(plain: Any, annotations: tuple[Any, ...], where: str) -> Any:
+    translated = [_translate(each) if _is_annotation(each) else each for each in annotations]
+    if not any(map(_is_annotation, translated)):
+        supported: Any = Annotated[(_support(plain, where), *translated)]
+        if translated == list(annotations) or _is_described(supported):
+            return supported
     own = [each for each in annotations if _is_annotation(each)]
     others = [each for each in annotations if not _is_annotation(each)]
-    if own and not _mentions_struct(plain) and not any(map(_has_constraints, others)):
-        adapted = _adapt(Annotated[(plain, *own)], where)
-        return Annotated[(adapted, *others)] if others else adapted
-    # pydantic does not know the types of msgspec.
-    translated = [_translate(each, where) if _is_annotation(each) else each for each in annotations]
-    return Annotated[(_support(plain, where, outer), *translated)]
+    _check_no_msgspec(Annotated[(plain, *annotations)], where)
+    adapted = _adapt(Annotated[(plain, *own)], where)
+    return Annotated[(adapted, *others)] if others else adapted
+
+
+def _check_no_msgspec(kind: Any, where: str) -> None:
+    """Raise ConfigError for a type with structs or constraints of msgspec. pydantic would refuse or ignore them."""
+    for each in _walk(kind, set()):
+        is_struct = isinstance(each, type) and issubclass(each, msgspec.Struct)
+        if is_struct or any(map(_has_constraints, _list_annotations(each))):
+            name = each.__name__ if is_struct else "Meta"
+            raise ConfigError(f"{where}: pydantic validates this type, and does not support '{name}' of msgspec.")
 
 
 def _adapt(kind: Any, where: str) -> type:
     """Return a class that describes and validates a type as pydantic does."""
-    pydantic = sys.modules["pydantic"]
+    try:
+        pydantic = importlib.import_module("pydantic")
+    except ImportError:
+        # The package annotated_types can be installed alone.
+        raise ConfigError(f"{where}: this type requires pydantic, which is not installed.") from None
     try:
         # Only the field of a model can have all options of `Field`.
-        model = pydantic.create_model("Value", value=(kind, ...))
+        model = pydantic.create_model("Value", value=(_convert_typed_dicts(kind, {}), ...))
         schema = model.model_json_schema()
     except Exception as error:
         reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
@@ -170,18 +183,57 @@ def _adapt(kind: Any, where: str) -> type:
     return Adapter("Value", (), attributes)
 
 
-def _translate(annotation: Any, where: str) -> Meta:
-    """Return an annotation of pydantic as one of msgspec. Raises ConfigError if it is more than constraints."""
-    constraints: dict[str, Any] = {}
-    for part in annotation.metadata if is_field(annotation) else (annotation,):
-        values = {name: getattr(part, name) for name in _list_names(part)}
-        constraints |= {name: value for name, value in values.items() if value is not None}
-    unsupported = sorted(constraints.keys() - _CONSTRAINTS)
-    if unsupported:
-        raise ConfigError(
-            f"{where}: '{unsupported[0]}' of pydantic does not apply to types and constraints of msgspec."
-        )
-    return Meta(description=getattr(annotation, "description", None), **constraints)
+def _convert_typed_dicts(kind: Any, converted: dict[Any, Any]) -> Any:
+    """Return a type without TypedDicts of `typing`, which pydantic refuses before Python 3.12.
+
+    `converted` are those that have been replaced. One that contains itself stays, and pydantic refuses it.
+    """
+    if sys.version_info >= (3, 12):
+        return kind
+    if not (type(kind).__module__ == "typing" and hasattr(kind, "__total__")):
+        return _rebuild(kind, tuple(_convert_typed_dicts(each, converted) for each in typing.get_args(kind)))
+    if kind not in converted:
+        converted[kind] = kind
+        hints: dict[str, Any] = {}
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            is_marked = typing.get_origin(hint) in (Required, NotRequired)
+            mark = Required if name in kind.__required_keys__ else NotRequired
+            hints[name] = _convert_typed_dicts(hint if is_marked else mark[hint], converted)
+        # pydantic depends on this package.
+        made = sys.modules["typing_extensions"].TypedDict(kind.__name__, hints)
+        for attribute in ("__module__", "__doc__", "__pydantic_config__"):
+            if hasattr(kind, attribute):
+                setattr(made, attribute, getattr(kind, attribute))
+        converted[kind] = made
+    return converted[kind]
+
+
+def _translate(annotation: Any) -> Any:
+    """Return an annotation of pydantic as one of msgspec, or unchanged if msgspec has no such annotation."""
+    values: dict[str, Any] = {}
+    parts = (annotation,)
+    if is_field(annotation):
+        values = {name: getattr(annotation, name) for name in _FIELD_OPTIONS}
+        values["extra_json_schema"] = annotation.json_schema_extra
+        parts = annotation.metadata
+    elif hasattr(annotation, "__get_pydantic_core_schema__"):
+        return annotation
+    try:
+        for part in parts:
+            values |= {name: getattr(part, name) for name in _list_names(part)}
+        # Constraints have the same names in both packages.
+        return Meta(**{name: value for name, value in values.items() if value is not None})
+    except Exception:
+        return annotation
+
+
+def _is_described(kind: Any) -> bool:
+    """Return True if msgspec supports a type with its annotations."""
+    try:
+        msgspec.json.schema_components([kind], schema_hook=describe_pydantic)
+    except Exception:
+        return False
+    return True
 
 
 def _list_names(annotation: Any) -> Iterable[str]:
@@ -190,13 +242,46 @@ def _list_names(annotation: Any) -> Iterable[str]:
     return list(vars(annotation))
 
 
+def _rebuild(kind: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return a generic type with other arguments."""
+    if arguments == typing.get_args(kind):
+        return kind
+    origin: Any = typing.get_origin(kind)
+    return (Union if origin is types.UnionType else origin)[arguments if len(arguments) > 1 else arguments[0]]
+
+
+def _walk(kind: Any, seen: set[type]) -> Iterator[Any]:
+    """Yield a type, its arguments, and the types and `Field` defaults within dataclasses and TypedDicts.
+
+    `seen` are those whose fields have been visited. Each is visited once: many types may contain each other.
+    """
+    yield kind
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    for each in arguments[:1] if origin is Annotated else arguments:
+        yield from _walk(each, seen)
+    definition = origin or kind
+    if not _has_fields(definition) or definition in seen:
+        return
+    seen.add(definition)
+    if dataclasses.is_dataclass(definition):
+        yield from (each.default for each in dataclasses.fields(definition) if is_field(each.default))
+    with contextlib.suppress(NameError, TypeError):
+        for each in typing.get_type_hints(definition, include_extras=True).values():
+            yield from _walk(each, seen)
+
+
+def _list_annotations(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind)[1:] if typing.get_origin(kind) is Annotated else ()
+
+
+def _is_own_union(kinds: Iterable[Any]) -> bool:
+    """Return True if pydantic validates a union of these types: msgspec supports only None next to its models."""
+    others = [each for each in kinds if each is not type(None)]
+    return len(others) > 1 and any(map(_mentions_pydantic, others))
+
+
 def _mentions_pydantic(kind: Any) -> bool:
     return _is_model(kind) or _is_own_type(kind) or any(map(_mentions_pydantic, typing.get_args(kind)))
-
-
-def _mentions_struct(kind: Any) -> bool:
-    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    return is_struct or any(map(_mentions_struct, typing.get_args(kind)))
 
 
 def _has_constraints(annotation: Any) -> bool:
@@ -204,19 +289,21 @@ def _has_constraints(annotation: Any) -> bool:
     return isinstance(annotation, Meta) and annotation != Meta(description=annotation.description)
 
 
-def _has_own_fields(kind: Any, where: str, outer: tuple[Any, ...]) -> bool:
-    """Return True for a dataclass or TypedDict whose fields have annotations, types or defaults of pydantic."""
+def _has_fields(kind: Any) -> bool:
+    """Return True for a dataclass or TypedDict."""
     # A TypedDict of `typing_extensions` is another class than that of `typing`.
-    has_fields = dataclasses.is_dataclass(kind) or hasattr(kind, "__total__")
-    if kind in outer or not (isinstance(kind, type) and has_fields):
-        return False
-    if dataclasses.is_dataclass(kind) and any(is_field(each.default) for each in dataclasses.fields(kind)):
-        return True
-    try:
-        hints = typing.get_type_hints(kind, include_extras=True)
-    except (NameError, TypeError):
-        return False
-    return any(_support(each, where, (*outer, kind)) != each for each in hints.values())
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "__total__"))
+
+
+def _has_own_fields(kind: Any) -> bool:
+    """Return True for a dataclass or TypedDict whose fields have annotations, types or defaults of pydantic."""
+    return _has_fields(kind) and any(
+        is_field(each)
+        or _is_own_type(each)
+        or any(map(_is_annotation, _list_annotations(each)))
+        or (typing.get_origin(each) in _UNIONS and _is_own_union(typing.get_args(each)))
+        for each in _walk(kind, set())
+    )
 
 
 def _is_model(kind: Any) -> bool:
