@@ -1,9 +1,11 @@
-"""The isolation of transactions, on a server with another default."""
+"""The isolation of transactions: on a server with another default, and from one that was cancelled."""
+
+import asyncio
 
 import pytest
 
 from antiphon.store.location import locate_store
-from support.postgres_server import is_installed
+from support.postgres_server import EmptySchema, is_installed
 
 pytest.importorskip("asyncpg")
 if not is_installed():
@@ -27,3 +29,25 @@ async def test_isolation_does_not_depend_on_the_default_of_the_server(postgres_u
     finally:
         await store.close()
     assert (written, read, changed) == ("read committed",) * 3
+
+
+async def test_transaction_that_is_cancelled_twice_is_not_continued_by_the_next_one(
+    store: PostgresStore, postgres_schema: EmptySchema
+) -> None:
+    postgres_schema.execute("SELECT pg_advisory_lock(7)")
+
+    async def wait() -> None:
+        async with store._reader.transact() as connection:
+            await connection.execute("CREATE TABLE unwanted ()")
+            await connection.execute("SELECT pg_advisory_xact_lock(7)")
+
+    waiting = asyncio.create_task(wait())
+    while not postgres_schema.fetch("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+        await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    waiting.cancel()  # while the ROLLBACK waits
+    await asyncio.wait({waiting})
+    postgres_schema.execute("SELECT pg_advisory_unlock(7)")
+    async with store._reader.transact() as connection:
+        assert await connection.fetchval("SELECT to_regclass('unwanted')") is None

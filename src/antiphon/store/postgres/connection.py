@@ -204,6 +204,9 @@ async def roll_back(connection: "Connection[Any]") -> None:
         await connection.execute("ROLLBACK")
     except (*CONNECTION_ERRORS, asyncpg.PostgresError):
         connection.terminate()
+    except BaseException:  # cancelled again, maybe before the statement was sent
+        connection.terminate()
+        raise
 
 
 def is_ended_as_idle(error: BaseException) -> bool:
