@@ -15,6 +15,7 @@ from antiphon.store.postgres.store import PostgresStore
 from antiphon.store.postgres.writer import GroupedStatement
 
 QUERY = "SELECT current_setting('transaction_isolation')"
+WAITERS = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 async def test_isolation_does_not_depend_on_the_default_of_the_server(postgres_url: str) -> None:
@@ -42,7 +43,7 @@ async def test_transaction_that_is_cancelled_twice_is_not_continued_by_the_next_
             await connection.execute("SELECT pg_advisory_xact_lock(7)")
 
     waiting = asyncio.create_task(wait())
-    while not postgres_schema.fetch("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+    while not postgres_schema.fetch(WAITERS):  # noqa: ASYNC110 - no event shows that the statement waits
         await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.sleep(0)
