@@ -467,3 +467,16 @@ async def test_written_usage_is_in_the_file_before_the_process_ends(tmp_path: Pa
     assert [row.requests for row in await reading.list_usage(0, 2**40, width=DAY)] == [1]
     await writing.close()
     await reading.close()
+
+
+async def test_stream_whose_client_leaves_the_queue_of_an_upstream_is_not_counted() -> None:
+    body = {"model": "fast", "input": "hi", "stream": True}
+    request = codec.decode_request(codec.encode(body)).body
+    async with run_on_upstream(max_concurrent=1) as (engine, server):
+        first, second = [await engine.create(request, project=name) for name in ("p", "q")]
+        await server.until_requests(1)
+        for run in (second, first):
+            run.cancel()
+            await run.drain()
+        await engine.usage.close()
+        assert [row.project for row in await list_usage(engine.admin_store)] == ["p"]

@@ -21,7 +21,7 @@ from antiphon.upstream.addresses import OutboundRules
 
 
 class TurnProgress(msgspec.Struct):
-    """The progress of a turn, which all its copies share. `is_sent`: an upstream has been sent a request for it."""
+    """The progress of a turn, which all its copies share. `is_sent`: its model has begun, or may have begun."""
 
     is_sent: bool = False
 
@@ -70,7 +70,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings for the client. A stage or a backend may append to them before `stream` returns."""
 
     progress: TurnProgress = msgspec.field(default_factory=TurnProgress)
-    """A backend that waits for the whole answer in `stream` marks the turn when it sends the request."""
+    """The turn is marked when `stream` returns. A backend that waits for an answer there marks it when it sends the
+    request."""
 
     on_accepted: Callable[[], object] | None = None
     """Called by a backend when another server has accepted the request, at the latest with the first delta."""

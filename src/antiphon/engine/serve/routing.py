@@ -124,6 +124,7 @@ class ModelRoute(msgspec.Struct, frozen=True):
         # Some backends learn only from a refusal that a model does not reason.
         ignored = candidate.list_ignored(request) if request.reasoning is not None else None
         deltas = await candidate.backend.stream(_address(turn, candidate.model.id))
+        turn.progress.is_sent = True
         if ignored is not None and (found := [name for name in candidate.list_ignored(request) if name not in ignored]):
             warnings = [*warnings, f"no effect on this model: {', '.join(found)}"]
         return Serving(deltas, candidate, [*turn.warnings, *warnings])
