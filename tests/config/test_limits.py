@@ -58,6 +58,11 @@ def test_limits_whose_counts_are_stored_are_no_warning(text: str) -> None:
     assert find_warnings(text) == []
 
 
+def test_price_of_a_model_whose_name_is_an_alias_of_a_priced_model_is_no_warning() -> None:
+    prices = "gpt-5 = { input = 1.0, output = 2.0 }\nprod = { input = 2.0, output = 3.0 }"
+    assert find_warnings(f"[models]\ngpt-5 = 'azure/prod'\n[prices]\n{prices}") == []
+
+
 def test_price_that_applies_to_no_model_is_a_warning() -> None:
     models = """
         [models]
@@ -71,6 +76,6 @@ def test_price_that_applies_to_no_model_is_a_warning() -> None:
     alias, pattern = find_warnings(f"{models}\n[prices]\n{lines}")
     assert alias == (
         "prices: 'smart' is an alias, and a price needs the name of the model on its backend: big, large. The price "
-        "has no effect."
+        "does not apply to the alias."
     )
     assert pattern == "prices: 'gpt-*' is no pattern. A price is for one model, or as '*' for all others."

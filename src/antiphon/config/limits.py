@@ -145,14 +145,18 @@ def lacks_default_price(
 
 
 def describe_unused_prices(prices: Mapping[str, object], models: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yield warnings about prices that apply to no model. `models` are the names and targets of `[models]`."""
+    """Yield warnings about prices that do not apply to the models that they seem to name.
+
+    `models` are the names and targets of `[models]`. A client can also request `backend/model`, so the name of an alias
+    may be that of a model: its price is no mistake if the models of the alias have prices of their own.
+    """
     found = {name: [target.partition("/")[2] or name for target in targets] for name, targets in models.items()}
     used = {model for targets in found.values() for model in targets}
     for name in prices:
-        if name in found and name not in used:
+        if name in found and name not in used and not prices.keys() >= set(found[name]):
             yield (
                 f"prices: '{name}' is an alias, and a price needs the name of the model on its backend: "
-                f"{', '.join(dict.fromkeys(found[name]))}. The price has no effect."
+                f"{', '.join(dict.fromkeys(found[name]))}. The price does not apply to the alias."
             )
         elif "*" in name and name != ANY_MODEL:
             yield f"prices: '{name}' is no pattern. A price is for one model, or as '*' for all others."
