@@ -6,7 +6,7 @@ It reads the items of the earlier runs when it starts, and stores its own items 
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from antiphon.callbacks import call_callback
@@ -113,9 +113,15 @@ class LocalLeases:
 
 def check_items(items: Any) -> Sequence[JsonObject]:
     """Return items that a program adds to a session. Raises InvalidRequest for anything else: no run could read it."""
-    if not isinstance(items, Sequence) or not all(isinstance(item, dict) for item in items):
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise InvalidRequest(f"items: expected a list of items, got {type(items).__name__}.", param="items")
-    return items
+    checked = list(items)
+    for index, item in enumerate(checked):
+        if not isinstance(item, dict):
+            raise InvalidRequest(
+                f"items[{index}]: expected an item as a dictionary, got {type(item).__name__}.", param=f"items[{index}]"
+            )
+    return checked
 
 
 def check_trim(trim: Trim | None) -> Trim | None:

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon import Agent, InvalidRequest, Limits, tool
 from antiphon.agent.approvals import DENIED
-from antiphon.agent.outcome import ToolFinished
+from antiphon.agent.outcome import RunEnded, SubagentEvent, ToolFinished
 from antiphon.ledger import Lease, Ledger, RunTaken
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import PendingToolCall, Tool
@@ -121,6 +121,39 @@ async def test_approved_call_of_a_subagent_waits_for_its_tool(in_process: Script
     )
     resumed = await make_agent([make_pay(paid)]).resume("run_1", ledger=ledger)
     assert (resumed.kind, resumed.text, paid) == ("final", "Done.", [5])
+
+
+async def test_other_calls_end_before_a_run_fails_for_a_missing_tool(in_process: ScriptedModel, ledger: Ledger) -> None:
+    has_failed = asyncio.Event()
+    sent: list[str] = []
+
+    @tool(needs_approval=True)
+    async def send(text: str) -> str:
+        """Send."""
+        await has_failed.wait()
+        for _ in range(100):  # let the failure of the other call arrive
+            await asyncio.sleep(0)
+        sent.append(text)
+        return "sent"
+
+    def make_agent(tools: list[Any]) -> Any:
+        expert = in_process.agent(name="expert", tools=tools).as_tool("expert", "Pays.")
+        return in_process.agent(tools=[expert, send])
+
+    in_process.set_answers(
+        [call("expert", {"input": "Pay."}, "call_e"), call("send", {"text": "Hi."}, "call_s")], [PAY]
+    )
+    await make_agent([make_pay([])]).run("Go.", ledger=ledger, run_id="run_1")
+    approvals = {"call_e/call_p": True, "call_s": True}
+    outcome = None
+    async for event in make_agent([look_up]).resume_stream("run_1", ledger=ledger, approvals=approvals):
+        if isinstance(event, SubagentEvent) and isinstance(event.event, RunEnded):
+            has_failed.set()
+        elif isinstance(event, RunEnded):
+            outcome = event.outcome
+    assert outcome is not None
+    assert outcome.error is not None
+    assert (outcome.error.code, sent) == ("missing_tool", ["Hi."])
 
 
 async def test_state_of_a_run_whose_subagent_lacks_a_tool_has_the_approval(in_process: ScriptedModel) -> None:

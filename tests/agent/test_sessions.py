@@ -104,11 +104,26 @@ async def test_second_run_reads_the_items_of_the_first(in_process: ScriptedModel
     assert texts(second.history) == [*sent, "As I said."]
 
 
-@pytest.mark.parametrize("items", ["Hello.", {"role": "user", "content": "Hello."}, ["Hello."], None])
-async def test_value_that_is_no_list_of_items_is_not_added(session: Session, items: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"items: expected a list of items, got \w+\."):
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("Hello.", "items: expected a list of items, got str."),
+        ({"role": "user", "content": "Hello."}, "items: expected a list of items, got dict."),
+        ([user("Hello."), "Bye."], "items[1]: expected an item as a dictionary, got str."),
+        (None, "items: expected a list of items, got NoneType."),
+    ],
+)
+async def test_value_that_is_no_list_of_items_is_not_added(session: Session, items: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
         await session.add_items(items)
+    assert raised.value.message == message
     assert await session.list_items() == []
+
+
+async def test_items_of_any_iterable_are_added(session: Session) -> None:
+    await session.add_items(cast(Any, {"a": user("Hello.")}.values()))
+    await session.add_items(cast(Any, (user(text) for text in ("How are you?", "Bye."))))
+    assert texts(await session.list_items()) == ["Hello.", "How are you?", "Bye."]
 
 
 def test_trim_that_is_no_function_is_refused() -> None:

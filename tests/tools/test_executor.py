@@ -15,7 +15,7 @@ import pytest
 from antiphon.errors import ConfigError
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
-from antiphon.tools.executor import Executor, make_error_result
+from antiphon.tools.executor import Executor, add_to_error, make_error_result
 from antiphon.tools.function import tool
 
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
@@ -445,3 +445,20 @@ async def test_negative_usage_of_a_tool_is_ignored() -> None:
         return ToolResult("ok", spent=UsageCost(Usage(-1000, 1, -999), 1.0))
 
     assert (await execute(consult)).spent is None
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (make_error_result("refused").output, make_error_result("refused. Look.").output),
+        (make_error_result("Really?").output, make_error_result("Really? Look.").output),
+        (make_error_result("").output, make_error_result("Look.").output),
+        (f"{make_error_result('no').output}\n\nAgain.", f"{make_error_result('no').output}\n\nAgain.\n\nLook."),
+        ('{"error":"busy","retry_after":5}', '{"error":"busy","retry_after":5}\n\nLook.'),
+        ('{"error":{"code":3}}', '{"error":{"code":3}}\n\nLook.'),
+        ("no route", "no route\n\nLook."),
+        ([], [{"type": "input_text", "text": "Look."}]),
+    ],
+)
+def test_sentence_is_added_to_an_error_without_loss(output: Any, expected: Any) -> None:
+    assert add_to_error(ToolResult(output, is_error=True), "Look.") == ToolResult(expected, is_error=True)

@@ -332,7 +332,8 @@ class ToolCalls:
         def end_call(task: asyncio.Task[None]) -> None:
             nonlocal open_count
             open_count -= 1
-            if not open_count or task.cancelled() or task.exception() is not None:
+            # Without a tool, the run fails after the other calls: they may have effects.
+            if not open_count or task.cancelled() or not isinstance(task.exception(), MissingTool | None):
                 self._events.put_nowait(_DONE)
 
         for task in running:

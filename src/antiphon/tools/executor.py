@@ -113,8 +113,9 @@ def add_to_error(result: ToolResult, sentence: str) -> ToolResult:
     """Return an error result with another sentence in its message."""
     if not isinstance(result.output, str):
         output: str | list[dict[str, Any]] = [*result.output, {"type": "input_text", "text": sentence}]
-    elif (message := find_error(result.output)) is not None:
-        output = make_error_result(f"{message.removesuffix('.')}. {sentence}").output
+    elif (message := find_error(result.output)) is not None and make_error_result(message).output == result.output:
+        end = "" if message.endswith((".", "?", "!")) or not message else "."
+        output = make_error_result(f"{message}{end} {sentence}".lstrip()).output
     else:
         output = f"{result.output}\n\n{sentence}"
     return msgspec.structs.replace(result, output=output)
