@@ -316,12 +316,14 @@ def test_folder_of_the_seal_keys_is_checked(home, diagnose, monkeypatch):
         )
     path.write_text("A" * 43 + "=")
     path.chmod(0o600)
-    folder.chmod(0o775)
-    assert diagnose(settings)[1]["seal keys"] == make_finding(
-        "seal keys", f"other users may replace {path}", "warning", f"Run: chmod go-w {folder}"
-    )
-    folder.chmod(0o755)
+    folder.chmod(0o775)  # the default of systems where each user has a group, and of volumes in Kubernetes
     assert diagnose(settings)[1]["seal keys"] == make_finding("seal keys", f"1 in {path}")
+    warned = make_finding("seal keys", f"other users may replace {path}", "warning", f"Run: chmod go-w {folder}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getegid", lambda: folder.stat().st_gid + 1)
+        assert diagnose(settings)[1]["seal keys"] == warned
+    folder.chmod(0o757)
+    assert diagnose(settings)[1]["seal keys"] == warned
 
 
 def test_wrong_settings_are_problems(home, script, capfd):

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Coroutine, Iterable
 from importlib.util import find_spec
@@ -56,7 +57,6 @@ _GIGABYTE = 1e9
 # Free space below this multiple of `store_min_free_bytes` is a warning.
 _LOW_SPACE_FACTOR = 16
 _OTHER_USERS = 0o077
-_OTHER_WRITERS = 0o022
 _GGUF = b"GGUF"
 _SHOWN_MODELS = 5
 _SHOWN_NODES = 5
@@ -241,12 +241,22 @@ async def check_seal_keys(settings: Settings) -> list[Finding]:
     if not path.exists():
         return [_judge_new_file("seal keys", path, "data_dir or seal_keys")]
     count = len(load_secrets(path))
-    if path.parent.stat().st_mode & _OTHER_WRITERS:
+    if _may_others_write(path.parent):
         text = f"other users may replace {path}"
         return [warning("seal keys", text, f"Run: chmod go-w {path.parent}")]
     if path.stat().st_mode & _OTHER_USERS:
         return [warning("seal keys", f"other users may access {path}", f"Run: chmod 600 {path}")]
     return [ok("seal keys", f"{count} in {path}")]
+
+
+def _may_others_write(folder: Path) -> bool:
+    """Return True if other users may write to a folder. The group of this process is often its own.
+
+    It is that of the user, or that of a volume in a container.
+    """
+    status = folder.stat()
+    is_own_group = status.st_gid == os.getegid()
+    return bool(status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWGRP | stat.S_IWOTH))
 
 
 async def check_backend(name: str, configured: BackendSettings, settings: Settings) -> list[Finding]:
