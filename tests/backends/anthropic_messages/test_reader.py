@@ -121,6 +121,13 @@ def test_stream_without_stop_reason_is_upstream_error() -> None:
         reader.end()
 
 
+def test_message_that_starts_again_before_its_first_block_is_read() -> None:
+    start, rest = (WIRE / "broken_off.sse").read_bytes().split(b"\n\n", 1)
+    once = _read(make_reader(), b"\n\n".join((start, rest)))
+    assert once
+    assert _read(make_reader(), b"\n\n".join((start, start, rest))) == once
+
+
 def test_second_message_in_one_answer_is_upstream_error() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())

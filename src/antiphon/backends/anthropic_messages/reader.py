@@ -193,7 +193,7 @@ class MessagesReader:
     # Messages
 
     def _start_message(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        if self._has_started:
+        if self._has_started and self._block_count:  # before the first block, a proxy has tried again
             raise UpstreamError("The upstream started a second message within one answer.")
         self._has_started = True
         if event.message is not None:
