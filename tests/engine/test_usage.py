@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.backend import create as create_chat
 from antiphon.config.limits import ModelPrice
 from antiphon.engine import usage as module
@@ -20,6 +21,8 @@ from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.store.usage import DAY, HOUR, MINUTE, Spending, UsageRow, find_month
+from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
 from support.engine_harness import EngineHarness
 from support.hosted_harness import FILE_SEARCH, make_call, make_script, run_engine
 from support.hosted_tool import RecordingTool
@@ -365,6 +368,25 @@ async def test_interrupted_retry_of_an_emulated_tool_is_counted_by_an_estimate(m
     harness = await make_harness(make_script([wrong, TOKENS], [{"text": "one two three"}, {"wait": "gate"}, TOKENS]))
     row = await count_until_gate(harness, tools=[tool])
     assert (row.requests, row.input_tokens > 30, row.output_tokens) == (1, True, 15)
+
+
+async def test_open_usage_of_a_backend_whose_tools_are_emulated_is_completed_by_an_estimate(
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = await make_harness({"native_tools": ["function"]})
+
+    async def answer() -> AsyncIterator[list[Delta]]:
+        yield [deltas.TokenUsage(Usage(1, 2, 3), is_open=True)]
+        yield [deltas.Text("one two three"), deltas.Finish()]
+
+    async def stream(_: Turn) -> AsyncIterator[list[Delta]]:
+        return answer()
+
+    monkeypatch.setattr(harness.backend, "stream", stream)
+    await harness.answer(project="p", tools=[{"type": "custom", "name": "date"}])
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.requests, row.output_tokens > 2) == (1, True)
 
 
 @pytest.mark.parametrize("is_summarised", [True, False])

@@ -92,7 +92,7 @@ class AnswerTranslator:
         return [delta]
 
     def _tokens(self, delta: deltas.TokenUsage) -> Sequence[Delta]:
-        return [deltas.TokenUsage(self._budget.add_usage(delta.usage, self._spent_before))]
+        return [deltas.TokenUsage(self._budget.add_usage(delta.usage, self._spent_before), delta.is_open)]
 
     # Tool calls
 
