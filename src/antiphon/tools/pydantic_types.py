@@ -94,9 +94,16 @@ def encode_pydantic(value: Any) -> Any:
     """Return a value of pydantic as JSON data. Raises NotImplementedError for any other value."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    if "pydantic" in sys.modules and _is_own_type(type(value)):
-        return sys.modules["pydantic"].TypeAdapter(type(value)).dump_python(value, mode="json")
-    raise NotImplementedError(f"A value of type {type(value).__name__} cannot be encoded as JSON.")
+    kind: Any = type(value)
+    if "pydantic" in sys.modules and _is_own_type(kind):
+        return _make_type_adapter(kind).dump_python(value, mode="json")
+    raise NotImplementedError(f"A value of type {kind.__name__} cannot be encoded as JSON.")
+
+
+@functools.lru_cache(maxsize=64)
+def _make_type_adapter(kind: Any) -> Any:
+    """Return the encoder of a type. To make it takes far longer than to use it."""
+    return sys.modules["pydantic"].TypeAdapter(kind)
 
 
 def describe_validation_error(error: ValueError, *, depth: int = 0) -> str:
@@ -161,8 +168,7 @@ def _adapt(kind: Any, where: str) -> type:
         model = pydantic.create_model("Value", value=(_convert_typed_dicts(kind, {}), ...))
         schema = model.model_json_schema()
     except Exception as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
-        raise ConfigError(f"{where}: pydantic cannot describe this type: {reason}.") from error
+        raise ConfigError(f"{where}: pydantic cannot describe this type: {_shorten_reason(error)}.") from error
     ((name, described),) = schema["properties"].items()
     if model.model_fields["value"].title is None:
         described.pop("title", None)
@@ -181,6 +187,13 @@ def _adapt(kind: Any, where: str) -> type:
         "model_validate": staticmethod(validate),
     }
     return Adapter("Value", (), attributes)
+
+
+def _shorten_reason(error: Exception) -> str:
+    """Return the first sentence of an error of pydantic, or the cause at its end if the first line announces one."""
+    first, *others = str(error).splitlines() or [type(error).__name__]
+    reason = others[-1].strip() if others and first.endswith(":") else first
+    return reason.partition(". ")[0].removesuffix(".")
 
 
 def _convert_typed_dicts(kind: Any, converted: dict[Any, Any]) -> Any:
