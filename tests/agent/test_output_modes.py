@@ -1,7 +1,7 @@
 """Typed output by a tool call and by a prompt, and unions of types."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pydantic
@@ -25,6 +25,11 @@ class Apology:
     """Why there is no answer."""
 
     reason: str
+
+
+@dataclasses.dataclass
+class Rating:
+    stars: Annotated[int, pydantic.Field(le=5)]
 
 
 class Report(pydantic.BaseModel):
@@ -253,6 +258,7 @@ async def test_invalid_schema_fails_the_run(in_process: ScriptedModel, code: str
     [
         (Weather | Apology, '{"Weather": {"city": "Bern", "celsius": 4}, "Apology": null}', BERN),
         (Weather | Apology, '{"Weather": null, "Apology": {"reason": "no"}}', Apology("no")),
+        (Rating | Apology, '{"Rating": {"stars": 5}, "Apology": null}', Rating(5)),
         (Point | Line, '{"value": {"type": "Line", "length": 3}}', Line(3)),
         (Weather | Report, '{"value": {"title": "Good"}}', Report(title="Good")),
     ],
@@ -264,6 +270,13 @@ async def test_union_is_parsed_into_its_types(in_process: ScriptedModel, kind: A
     assert (outcome.kind, outcome.output) == ("final", output)
     schema = in_process.sent[0]["text"]["format"]["schema"]
     assert (schema["type"], schema["additionalProperties"]) == ("object", False)
+
+
+async def test_constraint_of_pydantic_applies_within_a_union(in_process: ScriptedModel) -> None:
+    in_process.set_answers('{"Rating": {"stars": 6}, "Apology": null}')
+    outcome = await in_process.agent(output_type=Rating | Apology, output_retries=0).run("Go.")
+    assert outcome.error is not None
+    assert outcome.error.message.endswith("stars: Input should be less than or equal to 5 - at `$.Rating`")
 
 
 async def test_union_without_exactly_one_value_is_invalid(in_process: ScriptedModel) -> None:

@@ -72,7 +72,7 @@ class ChoiceType:
         """Raises ConfigError for a type that has no strict schema."""
         self._members = {each.__name__: each for each in members}
         self._types = [ObjectType(each, where=where) for each in members]
-        fields = [(name, each | None) for name, each in self._members.items()]
+        fields = [(name, support_pydantic(each, where) | None) for name, each in self._members.items()]
         self._type = JsonType(msgspec.defstruct("Output", fields), where=where, can_loosen=False)
 
     @property

@@ -129,8 +129,10 @@ def _support(kind: Any, where: str) -> Any:
         _check_no_msgspec(kind, where)
         return _adapt(kind, where)
     supported = tuple(_support(each, where) for each in arguments)
-    if origin in _UNIONS and _is_own_union(supported):
-        return _adapt(kind, where)
+    if origin in _UNIONS and (_is_own_union(arguments) or _is_own_union(supported)):
+        # msgspec refuses unions of dataclasses. Outputs have another form for them (`ChoiceType`).
+        has_form = sum(map(_has_fields, arguments)) > 1 and not _is_own_union(arguments)
+        return kind if has_form else _adapt(kind, where)
     return _rebuild(kind, supported)
 
 
