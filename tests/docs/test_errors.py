@@ -25,5 +25,5 @@ def test_every_error_class_is_listed_with_status_and_type() -> None:
 
 def test_every_code_in_the_source_is_listed() -> None:
     source = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
-    codes = set(re.findall(r'\bcode="(\w+)"', source))
+    codes = set(re.findall(r'(?:\bcode=|\bSteerRefused\(|\bmake_failure\([^"]*|\bRunError\()"(\w+)"', source))
     assert {code for code in codes if f"`{code}`" not in TEXT} == set()
