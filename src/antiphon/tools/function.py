@@ -88,7 +88,7 @@ def make_result(value: Any) -> ToolResult:
         return ToolResult(value)
     if isinstance(value, ContentPart):
         return ToolResult([value.to_part()])
-    if isinstance(value, list | tuple) and any(isinstance(each, ContentPart) for each in value):
+    if isinstance(value, list | tuple) and any(issubclass(kind, ContentPart) for kind in set(map(type, value))):
         return ToolResult([part for each in value for part in _make_parts(each)])
     if hasattr(value, "model_dump_json"):
         return ToolResult(value.model_dump_json())
