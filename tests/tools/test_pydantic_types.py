@@ -7,7 +7,7 @@ import sys
 import threading
 import typing
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 from unittest import mock
 
 import msgspec
@@ -94,6 +94,15 @@ class Holder:
 class Measured:
     height: Annotated[int, msgspec.Meta(ge=1)]
     width: Annotated[int, Field(ge=1)]
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Pair(Generic[T]):
+    first: T
+    second: Annotated[int, Field(ge=1)]
 
 
 class Size(TypedDict, total=False):
@@ -213,6 +222,14 @@ TEXT = {"type": "string", "description": "From the docstring."}
             "1",
             0,
             "",
+        ),
+        (
+            make(Pair[str]),
+            {},
+            {"first": "a", "second": 1},
+            "Pair(first='a', second=1)",
+            {"first": "", "second": 0},
+            "second",
         ),
         (make(Options), {}, {"level": 3}, "{'level': 3}", {"level": 4}, "level: Input should be less"),
         (
@@ -380,3 +397,25 @@ print((add.parameters["properties"]["one"], "pydantic" in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == (schema, has_pydantic)
+
+
+def test_class_with_the_methods_of_a_model_needs_no_pydantic() -> None:
+    program = """
+from antiphon.tools.schema import JsonType
+
+class Even:
+    @classmethod
+    def model_json_schema(cls):
+        return {"type": "integer"}
+
+    @classmethod
+    def model_validate(cls, value):
+        raise ValueError("it is odd")
+
+try:
+    JsonType(Even, where="even").convert(3)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "it is odd\n"

@@ -111,7 +111,8 @@ def describe_validation_error(error: ValueError, *, depth: int = 0) -> str:
 
     `depth` is the length of the path to leave out.
     """
-    if not isinstance(error, sys.modules["pydantic"].ValidationError):
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
         return str(error)
     found = [(".".join(map(str, each["loc"][depth:])), each["msg"]) for each in error.errors(include_url=False)]
     return "; ".join(f"{path}: {message}" if path else message for path, message in found)
@@ -312,7 +313,10 @@ def _has_fields(kind: Any) -> bool:
 
 def _has_own_fields(kind: Any) -> bool:
     """Return True for a dataclass or TypedDict whose fields have annotations, types or defaults of pydantic."""
-    return _has_fields(kind) and any(
+    # pydantic refuses a generic TypedDict before Python 3.12.
+    if not _has_fields(kind) and not dataclasses.is_dataclass(typing.get_origin(kind)):
+        return False
+    return any(
         is_field(each)
         or _is_own_type(each)
         or any(map(_is_annotation, _list_annotations(each)))
