@@ -1,0 +1,46 @@
+"""docs/guides/agents.md lists every option of agents, runs and tools."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from antiphon import Agent
+from antiphon.agent.arguments import ResumeOptions, StartOptions
+from antiphon.tools.base import Tool
+
+TEXT = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text("utf-8")
+DEPRECATED = {"state", "durable"}
+# The parts of a tool that come from its function.
+DERIVED = {"parameters", "invoke"}
+
+
+def list_options(heading: str) -> list[str]:
+    """Return the names in the first column of the table with this heading."""
+    rows = TEXT.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [
+        name for cell in re.findall(r"^\| (.*?) \|", rows, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
+    ]
+
+
+def list_keywords(function: object) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("option of `Agent` | default", list_keywords(Agent.__init__)),
+        (
+            "option of a run",
+            {*list_keywords(Agent.run_stream), *StartOptions.__annotations__, *ResumeOptions.__annotations__},
+        ),
+        ("option of `as_tool`", list_keywords(Agent.as_tool)),
+        ("option", set(Tool.__struct_fields__) - DERIVED),
+    ],
+)
+def test_every_option_is_listed_once(heading: str, names: Iterable[str]) -> None:
+    assert sorted(list_options(heading)) == sorted(set(names) - DEPRECATED)
