@@ -420,7 +420,8 @@ class Composer:
 
     def _set_usage(self, delta: deltas.TokenUsage) -> list[Event]:
         self.usage = delta.usage
-        self.open_from = len(self._output) if delta.is_open else None
+        index = len(self._output) if self._text_item is None else self._text_item.output_index
+        self.open_from = index if delta.is_open else None
         return []
 
     def _add_tool_usage(self, delta: deltas.ToolUsage) -> list[Event]:

@@ -1,0 +1,70 @@
+"""The usage of requests whose client leaves before the upstream answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.backends.chat_completions.backend import create as create_chat
+from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
+from antiphon.engine.respond.run import Run
+from antiphon.protocol import codec
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.usage import MINUTE
+from support.upstream_server import STALL, Reply, UpstreamServer
+from support.upstream_server import serve as serve_upstream
+
+
+@asynccontextmanager
+async def run_on_upstream(**options: Any) -> AsyncIterator[tuple[Engine, UpstreamServer]]:
+    """Run an engine whose upstream does not answer."""
+    async with serve_upstream([Reply(raw=STALL)] * 2) as server:
+        backend = create_chat("up", {"base_url": server.url, "models": ["big"], **options}, Path())
+        engine = Engine(backends={"up": backend}, store=MemoryStore(), policy=Policy(models={"fast": ("up/big",)}))
+        await engine.start()
+        yield engine, server
+        await engine.close()
+
+
+@pytest.mark.parametrize("operation", ["create", "compact"])
+async def test_request_whose_client_leaves_before_the_answer_is_counted(operation: str) -> None:
+    request = codec.decode_request(codec.encode({"model": "fast", "input": "a question of some length"})).body
+    async with run_on_upstream() as (engine, server):
+        calling = asyncio.create_task(getattr(engine, operation)(request, project="p"))
+        await server.until_requests(1)
+        calling.cancel()
+        await asyncio.wait({calling})
+        await engine.usage.close()
+        (row,) = await engine.admin_store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.model, row.requests, row.input_tokens > 5, row.output_tokens) == ("big", 1, True, 0)
+
+
+async def test_request_whose_client_leaves_the_queue_of_an_upstream_is_not_counted() -> None:
+    request = codec.decode_request(codec.encode({"model": "fast", "input": "hi"})).body
+    async with run_on_upstream(max_concurrent=1) as (engine, server):
+        first, second = (asyncio.create_task(engine.create(request, project=name)) for name in ("p", "q"))
+        await server.until_requests(1)
+        second.cancel()
+        await asyncio.wait({second})
+        first.cancel()
+        await asyncio.wait({first})
+        await engine.usage.close()
+        assert [row.project for row in await engine.admin_store.list_usage(0, 2**40, width=MINUTE)] == ["p"]
+
+
+async def test_stream_whose_client_leaves_the_queue_of_an_upstream_is_not_counted() -> None:
+    body = {"model": "fast", "input": "hi", "stream": True}
+    request = codec.decode_request(codec.encode(body)).body
+    async with run_on_upstream(max_concurrent=1) as (engine, server):
+        first, second = [await engine.create(request, project=name) for name in ("p", "q")]
+        await server.until_requests(1)
+        for run in (second, first):
+            assert isinstance(run, Run)
+            run.cancel()
+            await run.drain()
+        await engine.usage.close()
+        assert [row.project for row in await engine.admin_store.list_usage(0, 2**40, width=MINUTE)] == ["p"]
