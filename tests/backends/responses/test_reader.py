@@ -5,12 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.backends.responses.reader import ResponsesReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
+from antiphon.protocol.content import FilePath, LogProb
 from antiphon.protocol.response import Response, Usage
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
@@ -473,6 +474,7 @@ def _fill_arguments(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(turns)
+@example([d.Text("", (LogProb("x", -1.0),)), d.Refusal("No."), d.Annotate(FilePath("file_1", 0)), d.Finish("stop")])
 def test_response_is_the_same_after_two_servers(turn: list[d.Delta]) -> None:
     stream, original = write_stream(turn)
     repeated = replay(ResponsesReader, [stream])[-1]["response"]

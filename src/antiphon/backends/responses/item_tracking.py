@@ -96,7 +96,8 @@ class UpstreamItem:
         the text is a new one.
         """
         is_taken = (field, index) in taken
-        if (is_taken or (field, index) not in self._texts) and len(self._texts) <= _MAX_COMPARED_TEXTS:
+        has_deltas = (field, index) in self._texts or (field == "text" and index in self.annotations)
+        if (is_taken or not has_deltas) and len(self._texts) <= _MAX_COMPARED_TEXTS:
             others = [key for key in self._texts if key[0] == field and key not in taken]
             unused = 1 + max(key[1] for key in (*self._texts, *taken)) if is_taken else index
             index = next((key[1] for key in others if self._join_text(key) == whole), unused)
