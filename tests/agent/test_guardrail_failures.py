@@ -36,6 +36,15 @@ async def test_failed_guardrail_stops_the_run_before_the_effect(in_process: Scri
         assert (await agent.resume(f"run_{stage}", ledger=ledger)).text == "Mild."
 
 
+async def test_message_of_a_failed_guardrail_ends_with_one_full_stop(in_process: ScriptedModel) -> None:
+    def check(_: InputCheck) -> None:
+        raise ValueError("The text is too long.")
+
+    outcome = await in_process.agent(input_guardrails=[check]).run("Go.")
+    assert outcome.error is not None
+    assert outcome.error.message == "The guardrail 'check' failed: ValueError: The text is too long."
+
+
 async def test_failed_result_guardrail_leaves_the_call_open(in_process: ScriptedModel, ledger: Ledger) -> None:
     keys: list[str] = []
     broken = [True]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Agent, RunEnded, ToolFinished, ToolResult, tool
+from antiphon import Agent, Limits, RunEnded, ToolFinished, ToolResult, tool
 from antiphon.agent.tool_calls import EARLIER_ATTEMPT
 from antiphon.ledger import Ledger
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext
@@ -301,3 +301,17 @@ async def test_call_whose_tool_was_gone_has_the_same_key_again(in_process: Scrip
     await payments.interrupt(agent, ledger)
     outcome = await agent.resume("run_1", ledger=ledger)
     assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
+
+
+async def test_error_of_a_resumed_subagent_says_nothing_of_an_earlier_attempt(
+    in_process: ScriptedModel, ledger: Ledger
+) -> None:
+    payments = Interrupted("tell")
+    expert = in_process.agent(name="expert", tools=[payments.tool], limits=Limits(turns=1))
+    agent = in_process.agent(tools=[expert.as_tool("expert", "Pays.")])
+    in_process.set_answers([call("expert", {"input": "Pay."}, "call_e")], [PAY], "Done.")
+    await payments.interrupt(agent, ledger)
+    events = [event async for event in agent.resume_stream("run_1", ledger=ledger)]
+    finished = [event for event in events if isinstance(event, ToolFinished)]
+    assert [(each.call.name, each.is_error, each.may_have_happened) for each in finished] == [("expert", True, False)]
+    assert EARLIER_ATTEMPT not in str(finished[0].output)

@@ -113,6 +113,9 @@ class Size(TypedDict, total=False):
 
 
 class Box(Size):
+    """A box."""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")  # type: ignore[misc]
     label: NotRequired[Annotated[str, Field(max_length=3)]]
     inner: Size | None
 
@@ -333,6 +336,13 @@ async def test_values_of_pydantic_types_are_encoded_as_results() -> None:
         return [pydantic.HttpUrl("https://example.com/a"), Order(1, "kg")]
 
     assert (await give.invoke("{}", CONTEXT)).output == '["https://example.com/a",{"amount":1,"unit":"kg"}]'
+
+
+def test_typed_dict_keeps_its_docstring_and_its_configuration() -> None:
+    json_type = JsonType(Box, where="box")
+    assert json_type.schema["description"] == "A box."
+    with pytest.raises(msgspec.ValidationError, match="depth: Extra inputs are not permitted"):
+        json_type.convert({"width": 1, "inner": None, "depth": 1})
 
 
 async def test_encoder_of_a_type_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def _make_input_type(input_type: Any, agent: str) -> JsonType:
 
 def read_handoffs(given: Any) -> list[Handoff]:
     """Return handoffs of agents and of handoffs. Raises ConfigError for anything else."""
-    if isinstance(given, Handoff) or not isinstance(given, Iterable):
+    if not isinstance(given, Iterable):
         raise ConfigError(f"handoffs: expected a list of agents and handoffs, got {type(given).__name__}.")
     return [each if isinstance(each, Handoff) else Handoff(each) for each in given]
 

@@ -71,6 +71,12 @@ async def test_request_has_key_headers_and_stream_flag() -> None:
     }
 
 
+async def test_authorization_header_replaces_the_key() -> None:
+    async with serve([GOOD]) as upstream:
+        await ask(upstream, api_key="sk-1", headers={"Authorization": "Basic YQ=="})
+    assert upstream.requests[0].headers["authorization"] == "Basic YQ=="
+
+
 @pytest.mark.parametrize("failure", [refuse(500), refuse(503), refuse(429), Reply(raw=RESET), Reply(raw=b"")])
 async def test_transient_errors_are_retried_with_growing_delays(failure: Reply) -> None:
     waits = Waits()
