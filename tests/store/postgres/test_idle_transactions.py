@@ -58,20 +58,25 @@ async def test_transactions_of_a_server_are_limited_and_those_of_transfers_are_n
 
 
 @pytest.fixture
-def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = BEGIN.replace(f"'{IDLE_SECONDS}s'", "'100ms'")
-    assert begin != BEGIN
-    for module in (connection_module, writer_module):
-        monkeypatch.setattr(module, "BEGIN", begin)
+def shorten_limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function to call when the stores are open: a busy machine may open them slowly."""
+
+    def shorten() -> None:
+        begin = BEGIN.replace(f"'{IDLE_SECONDS}s'", "'200ms'")
+        assert begin != BEGIN
+        for module in (connection_module, writer_module):
+            monkeypatch.setattr(module, "BEGIN", begin)
+
+    return shorten
 
 
-@pytest.mark.usefixtures("short_limit")
 async def test_locks_of_a_frozen_transaction_are_released(
-    store: PostgresStore, postgres_url: str, make_stored: MakeStored
+    store: PostgresStore, postgres_url: str, make_stored: MakeStored, shorten_limit: Callable[[], None]
 ) -> None:
     await store.save("p", make_stored("resp_1"))
     other = locate_store(postgres_url)
     await other.open()
+    shorten_limit()
     try:
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             async with store._reader.transact() as connection:
@@ -83,8 +88,9 @@ async def test_locks_of_a_frozen_transaction_are_released(
         await other.close()
 
 
-@pytest.mark.usefixtures("short_limit")
-async def test_transaction_that_ends_while_the_server_is_frozen_is_repeated() -> None:
+async def test_transaction_that_ends_while_the_server_is_frozen_is_repeated(
+    shorten_limit: Callable[[], None],
+) -> None:
     """The limit passes while the server is frozen, and the COMMIT waits in its socket."""
     database = PostgresServer()
     store = PostgresStore(database.url)
@@ -94,10 +100,11 @@ async def test_transaction_that_ends_while_the_server_is_frozen_is_repeated() ->
         attempts.append(connection.get_server_pid())
         if len(attempts) == 1:
             os.kill(attempts[0], signal.SIGSTOP)
-            asyncio.get_running_loop().call_later(0.3, os.kill, attempts[0], signal.SIGCONT)
+            asyncio.get_running_loop().call_later(0.6, os.kill, attempts[0], signal.SIGCONT)
 
     try:
         await store.open()
+        shorten_limit()
         await asyncio.wait_for(store._writer.submit(freeze, ()), 20)
         await store.close()
     finally:
@@ -106,13 +113,13 @@ async def test_transaction_that_ends_while_the_server_is_frozen_is_repeated() ->
     assert store.failure is None
 
 
-@pytest.mark.usefixtures("short_limit")
 async def test_frozen_writer_repeats_its_transaction(
-    store: PostgresStore, postgres_url: str, make_stored: MakeStored
+    store: PostgresStore, postgres_url: str, make_stored: MakeStored, shorten_limit: Callable[[], None]
 ) -> None:
     await store.save("p", make_stored("resp_1"))
     other = locate_store(postgres_url)
     await other.open()
+    shorten_limit()
     found: list[int] = []
 
     async def lock_and_wait(connection: Any) -> int:
