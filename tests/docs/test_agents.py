@@ -1,14 +1,16 @@
-"""docs/guides/agents.md lists every option of agents, runs and tools."""
+"""docs/guides/agents.md lists every option of agents, runs and tools, and every kind of outcome."""
 
 import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from antiphon import Agent
 from antiphon.agent.arguments import ResumeOptions, StartOptions
+from antiphon.agent.outcome import OutcomeKind
 from antiphon.tools.base import Tool
 
 TEXT = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text("utf-8")
@@ -44,3 +46,7 @@ def list_keywords(function: object) -> set[str]:
 )
 def test_every_option_is_listed_once(heading: str, names: Iterable[str]) -> None:
     assert sorted(list_options(heading)) == sorted(set(names) - DEPRECATED)
+
+
+def test_every_kind_of_outcome_is_listed_once() -> None:
+    assert sorted(list_options("kind")) == sorted(get_args(OutcomeKind))
