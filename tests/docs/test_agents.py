@@ -1,4 +1,4 @@
-"""docs/guides/agents.md lists every option of agents, runs and tools, and every kind of outcome."""
+"""The guides list every option of agents, runs, tools and MCP servers, and every kind of outcome."""
 
 import inspect
 import re
@@ -12,16 +12,17 @@ from antiphon import Agent
 from antiphon.agent.arguments import ResumeOptions, StartOptions
 from antiphon.agent.outcome import OutcomeKind
 from antiphon.tools.base import Tool
+from antiphon.tools.mcp import McpOptions
 
-TEXT = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text("utf-8")
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 DEPRECATED = {"state", "durable"}
 # The parts of a tool that come from its function.
 DERIVED = {"parameters", "invoke"}
 
 
-def list_options(heading: str) -> list[str]:
+def list_options(heading: str, page: str = "agents.md") -> list[str]:
     """Return the names in the first column of the table with this heading."""
-    rows = TEXT.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
+    rows = (GUIDES / page).read_text("utf-8").split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
     return [
         name for cell in re.findall(r"^\| (.*?) \|", rows, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
     ]
@@ -50,3 +51,7 @@ def test_every_option_is_listed_once(heading: str, names: Iterable[str]) -> None
 
 def test_every_kind_of_outcome_is_listed_once() -> None:
     assert sorted(list_options("kind")) == sorted(get_args(OutcomeKind))
+
+
+def test_every_option_of_mcp_servers_is_listed_once() -> None:
+    assert sorted(list_options("option", "mcp.md")) == sorted(McpOptions.__annotations__)
