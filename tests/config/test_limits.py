@@ -78,4 +78,4 @@ def test_price_that_applies_to_no_model_is_a_warning() -> None:
         "prices: 'smart' is an alias, and a price needs the name of the model on its backend: big, large. The price "
         "does not apply to the alias."
     )
-    assert pattern == "prices: 'gpt-*' is no pattern. A price is for one model, or as '*' for all others."
+    assert pattern == "prices: 'gpt-*': patterns are not supported. Use the name of one model, or '*' for all others."

@@ -167,7 +167,8 @@ def _add_keys(commands: Commands) -> None:
         "--scope",
         action="append",
         choices=("inference", "read", "admin"),
-        help="read: only GET; inference: also create and change data; admin: everything (default: inference)",
+        help="read: only GET; inference: also create and change data; admin: everything (default: inference); "
+        "repeatable: the highest counts",
     )
     listed = _add_command(parts, "list", "list all keys, without the keys themselves", nested=True)
     revoke = _add_command(parts, "revoke", "revoke a key; running servers refuse it after 5 seconds", nested=True)

@@ -159,7 +159,7 @@ def describe_unused_prices(prices: Mapping[str, object], models: Mapping[str, tu
                 f"{', '.join(dict.fromkeys(found[name]))}. The price does not apply to the alias."
             )
         elif "*" in name and name != ANY_MODEL:
-            yield f"prices: '{name}' is no pattern. A price is for one model, or as '*' for all others."
+            yield f"prices: '{name}': patterns are not supported. Use the name of one model, or '*' for all others."
 
 
 def describe_lost_counts(
