@@ -1,6 +1,8 @@
 """A server whose database accepts connections but does not answer."""
 
 import contextlib
+import http.client
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ import pytest
 
 from antiphon.server.auth import CHECK_SECONDS
 from support.crashing_server import KillableServer, StreamReader
+from support.live_server import TIMEOUT
 from support.postgres_server import PostgresServer, is_installed
 from support.worker_processes import frozen, list_workers
 
@@ -53,10 +56,18 @@ def test_server_ends_although_its_database_does_not_answer(
 ) -> None:
     options = {"workers": workers, "log_level": "info", "shutdown_grace_seconds": 0}
     server = KillableServer(tmp_path, SCRIPT, store=database.url, **options)
-    reader = StreamReader(server, server.start_background("slow"))
+    response_id = server.start_background("slow")
+    reader = StreamReader(server, response_id)
     reader.wait_for(b"first")
-    with frozen_database(database):
-        log = server.end(signal.SIGTERM, status=1)
+    with contextlib.closing(http.client.HTTPConnection(server.address, timeout=TIMEOUT)) as waiting:
+        waiting.connect()
+        with frozen_database(database):
+            waiting.request("GET", f"/v1/responses/{response_id}")
+            assert server.ask("GET", "/healthz") == {"status": "ok"}
+            log = server.end(signal.SIGTERM, status=1)
+        answer = waiting.getresponse()
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, error["message"]) == (503, "The server is shutting down.")
     assert log.count("stopping: not closed within 15 seconds: ") == workers
     assert log.count("backends, usage, containers, store\n") == workers
     assert ("Not all workers stopped: worker " in log) is (workers > 1)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from antiphon.errors import ServerError, Unavailable
 from antiphon.server.http import WATCH_DISCONNECT, Message, Receive, Scope, Send
+from antiphon.server.http_cycle import encode_error
 from support.crashing_server import wait_until
 from support.http_connection import GET, LENGTH, answer, connect_app, make_app, make_body, make_start
 from support.live_server import TIMEOUT
@@ -317,20 +319,41 @@ async def test_response_to_head_has_no_body() -> None:
     assert transport.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        (),
-        (make_body(b"one"),),
-        (make_start((b"x-forged", b"a\r\nset-cookie: b")), make_body(b"one")),
-        (make_start((b"x-forged\n", b"a")), make_body(b"one")),
-    ],
-)
-async def test_invalid_asgi_messages_get_a_500(messages: tuple[Message, ...]) -> None:
+@pytest.mark.parametrize("messages", [(), (make_body(b"one"),)])
+async def test_application_without_a_response_is_an_error(messages: tuple[Message, ...]) -> None:
     transport = await answer(make_app(*messages), GET)
-    assert len(transport.written) <= 1
-    assert b"forged" not in b"".join(transport.written)
+    assert transport.written == [encode_error(500, ServerError("The server had an error."))]
     assert transport.closed
+
+
+@pytest.mark.parametrize("header", [(b"x-forged", b"a\r\nset-cookie: b"), (b"x-forged\n", b"a")])
+async def test_response_with_a_forged_header_closes_the_connection(header: tuple[bytes, bytes]) -> None:
+    transport = await answer(make_app(make_start(header), make_body(b"one")), GET)
+    assert (transport.written, transport.closed) == ([], True)
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_cancelled_request_is_an_error_if_its_response_has_not_started(
+    started: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if started:
+            await send(make_start())
+            await send(make_body(b"one", more=True))
+        await gate.wait()
+
+    connection, transport = connect_app(app)
+    connection.data_received(GET)
+    (task,) = connection.tasks
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    begun = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
+    stopped = encode_error(503, Unavailable("The server is shutting down."))
+    assert (transport.written, transport.closed) == ([begun if started else stopped], True)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, ServerError, Unavailable
 from antiphon.server.error_response import encode_error_body
 
 Header = tuple[bytes, bytes]
@@ -81,22 +81,30 @@ class HttpCycle(RequestResponseCycle):
         """Run the application. An error, or a response that is not complete, closes the connection."""
         try:
             await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:  # by a server that stops
+            self._abort(Unavailable("The server is shutting down."))
         except BaseException as error:
-            await self._fail("The application failed.", error)
+            self._fail("The application failed.", error)
         else:
             if not self.response_complete and not self.disconnected:
-                await self._fail("The application returned without completing the response.")
+                self._fail("The application returned without completing the response.")
         finally:
             self.on_response = _do_nothing
             # Here, and not in a callback of the task: a callback takes another iteration of the event loop.
             self._tasks.discard(self._task)
 
-    async def _fail(self, message: str, error: BaseException | None = None) -> None:
+    def _fail(self, message: str, error: BaseException | None = None) -> None:
         self.logger.error(message, exc_info=error)
-        if self.response_started:
+        self._abort(ServerError("The server had an error."))
+
+    def _abort(self, error: AntiphonError) -> None:
+        """Close the connection, with an error if no response has started."""
+        if self.response_started or self.disconnected or self.scope["method"] == "HEAD":
             self.transport.close()
-        else:
-            await self.send_500_response()
+            return
+        self.response_started, self.keep_alive = True, False
+        self._head = encode_error(error.status, error)
+        self._write(b"", more=False)
 
     def add_body(self, part: bytes) -> None:
         """Add a received part of the body."""
