@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import openai
 import pytest
 
+from antiphon.testing.scripted import serve_script
 from behaviour.item_samples import in_company
-from behaviour.samples import PARTS
+from behaviour.samples import PARTS, TOOLS
 from behaviour.wire import HIDDEN_FIELDS, ask, get, read_stream
 from manifest import names
 
@@ -47,6 +49,22 @@ def test_field_is_hidden_without_include(server: Any, name: str) -> None:
     page = get(server, f"/responses/{response['id']}/input_items?order=asc")
     *path, last = name.split(".")[1:]
     assert dig(page["data"][-1], path).get(last) is None
+
+
+@pytest.mark.parametrize("name", HIDDEN_FIELDS)
+def test_field_is_hidden_in_all_events_of_a_stream(name: str) -> None:
+    kind, *path, last = name.split(".")
+    sent = make_items(name)[-1]
+    tool: Any = TOOLS[kind.removesuffix("_call")]
+    with serve_script({"default": [{"item": sent}]}) as server:
+        client = openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+        for include, found in (([name], dig(sent, path)[last]), ([], None)):
+            stream: Any = client.responses.create(
+                model="scripted", input="hi", stream=True, tools=[tool], include=include
+            )
+            events = [event.to_dict() for event in stream]
+            items = [event["item"] for event in events if "item" in event] + events[-1]["response"]["output"]
+            assert [dig(item, path).get(last) for item in items] == [found] * 3
 
 
 SEALED = "include=reasoning.encrypted_content"

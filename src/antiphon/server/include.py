@@ -8,7 +8,7 @@ import msgspec
 from antiphon.engine.background.event_reader import EventPage
 from antiphon.engine.items import ItemPage
 from antiphon.protocol import codec
-from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
+from antiphon.protocol.events import TERMINAL, Event, OutputItemAdded, OutputItemDone
 from antiphon.protocol.hosted import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
@@ -24,7 +24,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.server.dialect import OutputDialect
 
 _TAGS = (b'"file_search_call"', b'"code_interpreter_call"', b'"web_search_call"')
-_EVENT_TYPES = (OutputItemDone, *TERMINAL)
+_EVENT_TYPES = (OutputItemAdded, OutputItemDone, *TERMINAL)
 
 
 def _hide_sources(item: WebSearchCall) -> WebSearchCall:
@@ -120,7 +120,7 @@ class IncludeFilter:
         decoded = event
         if isinstance(event, Unknown):
             decoded = codec.decode_event(event.raw) if self._may_hide(event) else event
-        if isinstance(decoded, OutputItemDone):
+        if isinstance(decoded, OutputItemAdded | OutputItemDone):
             item = self.filter_item(decoded.item)
             return event if item is decoded.item else msgspec.structs.replace(decoded, item=item)
         if isinstance(decoded, TERMINAL):
