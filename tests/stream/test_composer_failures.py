@@ -12,7 +12,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.response import ResponseError
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
-from antiphon.stream.deltas import IllegalDelta
+from antiphon.stream.composer import IllegalDelta
 from antiphon.stream.fold import fold
 from support.composing import TEXT_END, compose_response, new_composer
 from support.turns import turns

@@ -13,8 +13,7 @@ from antiphon.protocol.items import Message
 from antiphon.protocol.response import Response, ResponseError
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
-from antiphon.stream.composer import Composer
-from antiphon.stream.deltas import IllegalDelta
+from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.limits import AnswerLimits
 
 PIECE = "x" * 10
@@ -22,18 +21,7 @@ LOGPROBS = tuple(LogProb("a", 0.0, [97], [TopLogProb("b", 0.0, [98])]) for _ in 
 UNKNOWN = Unknown(b'{"type":"some.event","text":"0123456789"}')
 
 
-TEXTS = (
-    "text",
-    "refusal",
-    "reasoning",
-    "summaries",
-    "parts",
-    "arguments",
-    "input",
-    "nameless calls",
-    "waiting calls",
-    "arguments of a waiting call",
-)
+TEXTS = ("text", "refusal", "reasoning", "summaries", "parts", "arguments", "input", "nameless calls")
 
 
 def new_composer(**limits: int) -> Composer:
@@ -64,8 +52,6 @@ def repeat_content(name: str, number: int) -> list[d.Delta]:
         "arguments": [d.ToolCall(0, PIECE, "f" if number == 0 else "")],
         "input": [d.CustomToolCall(0, PIECE, "f" if number == 0 else "")],
         "nameless calls": [d.ToolCall(number, PIECE)],
-        "waiting calls": [d.ToolCall(number, PIECE, "f")],
-        "arguments of a waiting call": [d.ToolCall(min(number, 1), PIECE, "" if number > 1 else "f")],
         "seals": [d.ReasoningSeal(PIECE)],
         "whole items": [d.WholeItem(Message("assistant", []))],
         "events": [d.Passthrough(UNKNOWN)],
@@ -78,8 +64,7 @@ def repeat_content(name: str, number: int) -> list[d.Delta]:
     "name",
     [
         "text", "logprobs", "annotations", "refusal", "reasoning", "summaries", "parts", "arguments", "input",
-        "nameless calls", "waiting calls", "arguments of a waiting call", "seals", "whole items", "events",
-        "amendments",
+        "nameless calls", "seals", "whole items", "events", "amendments",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("in_one_batch", [False, True])
@@ -111,7 +96,7 @@ def test_text_before_the_limit_is_in_the_response() -> None:
     assert (message.content[0].text, message.status) == (3 * PIECE, "incomplete")
 
 
-@pytest.mark.parametrize("name", ["whole items", "nameless calls", "waiting calls", "seals"])
+@pytest.mark.parametrize("name", ["whole items", "nameless calls", "seals"])
 def test_items_are_limited(name: str) -> None:
     composer = new_composer(max_answer_items=7)
     last = compose_until_cut_off(composer, [repeat_content(name, number) for number in range(9)])[-1]

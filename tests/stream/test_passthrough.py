@@ -10,7 +10,7 @@ from antiphon.protocol import events, items
 from antiphon.protocol.hosted import CodeInterpreterCall, ImageGenerationCall, McpCall
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
-from antiphon.stream.deltas import IllegalDelta
+from antiphon.stream.composer import IllegalDelta
 from support.composing import compose, compose_response
 
 

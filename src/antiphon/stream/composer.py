@@ -4,10 +4,9 @@ The composer assigns ids, indexes, sequence numbers and order. It has no clock, 
 `now` are passed in. `start` returns the first lifecycle events, `compose` turns each batch of deltas into events, and
 `Finish` or `Failure` ends the response with exactly one terminal event.
 
-At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Calls and passthrough
-items can be open besides. They are closed by `CloseItem`, or else at the end of the turn. A new call closes the only
-open one if that has complete arguments and no `CloseItem` of its own. Otherwise it waits until the open one is closed,
-because some clients read only one call at a time. Any other new item ends the wait: several calls are then open.
+At most one *text item* (a message or reasoning) is open at a time, and any new item closes it. Any number of tool calls
+and passthrough items can be open besides, because backends interleave them. They are closed by `CloseItem`, or else at
+the end of the turn. A new call closes the only open one if that has complete arguments and no `CloseItem` of its own.
 """
 
 import itertools
@@ -19,26 +18,27 @@ import msgspec
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
-from antiphon.protocol.items import Item
+from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.stream import deltas
-from antiphon.stream.call_ids import CallIds
-from antiphon.stream.closed_items import ClosedItem, OpenDraft, choose_ending, close_draft, salvage_items
-from antiphon.stream.deltas import Delta, IllegalDelta
+from antiphon.stream.closed_items import ClosedItem, OpenDraft, choose_ending, close_draft, make_call_id, salvage_items
+from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import (
     CallDraft,
+    CustomCallDraft,
     Ending,
     MessageDraft,
     ReasoningDraft,
     compose_command_events,
 )
-from antiphon.stream.held_calls import CallDelta, HeldDelta, WaitingCalls, get_fragment, make_call_draft, measure_text
 from antiphon.stream.limits import MEASURED, AnswerLimits, measure_delta
 from antiphon.stream.passthrough import (
+    ID_PREFIXES,
     PassthroughDraft,
     get_call_id,
     get_sequence_number,
+    replace_ids,
     rewrite_event,
 )
 from antiphon.stream.plain_answers import EVENT_COUNT, find_plain_answer
@@ -49,6 +49,17 @@ Key = int | str | None
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
 _DEFAULT_LIMITS = AnswerLimits()
+
+
+class IllegalDelta(Exception):
+    """A delta that is invalid in the current state. `events` are the events of the deltas before it in the batch.
+
+    `Composer.fail` ends the response after this error.
+    """
+
+    def __init__(self, message: str, composed: list[Event | Unknown]) -> None:
+        super().__init__(message)
+        self.events = composed
 
 
 class Composer:
@@ -82,10 +93,9 @@ class Composer:
         self._omits_status = False  # of the next reasoning item
         self._calls: dict[int | str, CallDraft] = {}
         self._closed_calls: dict[int | str, bool] = {}  # True if by `CloseItem`: its key may be used again
-        self._call_ids = CallIds()
+        self._call_ids: dict[str, str] = {}
         self._passthrough_items: dict[int | str, PassthroughDraft] = {}
-        self._unnamed_calls: dict[int | str, list[CallDelta]] = {}
-        self._waiting_calls = WaitingCalls()  # only while another call is open
+        self._unnamed_calls: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
         self.usage: Usage | None = None
         self.open_from: int | None = 0
 
@@ -174,11 +184,11 @@ class Composer:
         response.status, response.completed_at = "completed", self._now()
         return [events.Completed(next(self._numbers), response)]
 
-    def _check_limits(self) -> list[Event | Unknown]:
+    def _check_limits(self) -> list[Event]:
         """Fail an answer that exceeds a limit. The text is counted here, because counting each delta costs more."""
         for draft in (self._text_item, *self._calls.values()):
             self._text_size += draft.take_size() if draft is not None else 0
-        item_count = len(self._output) + len(self._unnamed_calls) + len(self._waiting_calls)
+        item_count = len(self._output) + len(self._unnamed_calls)
         error, self._next_check = self._limits.check(self._size, self._text_size, item_count, self._event_count)
         if error is None:
             return []
@@ -194,7 +204,7 @@ class Composer:
         number = max(self._last_taken, *(get_sequence_number(event) for event in last), -1) + 1
         closing, done = salvage_items(self._output, number)
         self._numbers = itertools.count(number + len(closing))
-        self._output, self._waiting_calls = [*done], WaitingCalls()
+        self._output = [*done]
         return [*composed, *closing, *self._finish_failed(failure)]
 
     def replace_terminal(self, composed: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
@@ -206,10 +216,10 @@ class Composer:
 
     # Text items: messages and reasoning
 
-    def _open_text_item(self, draft_type: type[S]) -> tuple[S, list[Event | Unknown]]:
+    def _open_text_item(self, draft_type: type[S]) -> tuple[S, list[Event]]:
         if isinstance(self._text_item, draft_type):
             return self._text_item, []
-        composed = self._prepare_item()
+        composed = self._close_text_item()
         draft = draft_type(self._new_id(draft_type.prefix), len(self._output), self._numbers)
         self._output.append(draft)
         self._text_item = draft
@@ -223,43 +233,36 @@ class Composer:
         draft, self._text_item = self._text_item, None
         return [] if draft is None else self._close(draft, ending)
 
-    def _prepare_item(self) -> list[Event | Unknown]:
-        """Close the open text item, and open the calls that wait, so that the next item comes after them."""
-        composed = [*self._close_text_item(), *self._open_waiting_calls()]
-        while self._waiting_calls:
-            composed += self._open_first_waiting_call()
-        return composed
-
-    def _add_text(self, delta: deltas.Text) -> list[Event | Unknown]:
+    def _add_text(self, delta: deltas.Text) -> list[Event]:
         if not delta.text and not delta.logprobs:  # chat models start with an empty delta
             return []
         draft, composed = self._open_text_item(MessageDraft)
         return composed + draft.write_text(delta)
 
-    def _add_refusal(self, delta: deltas.Refusal) -> list[Event | Unknown]:
+    def _add_refusal(self, delta: deltas.Refusal) -> list[Event]:
         if not delta.text:
             return []
         draft, composed = self._open_text_item(MessageDraft)
         return composed + draft.write_refusal(delta)
 
-    def _annotate(self, delta: deltas.Annotate) -> list[Event | Unknown]:
+    def _annotate(self, delta: deltas.Annotate) -> list[Event]:
         draft, composed = self._open_text_item(MessageDraft)
         return composed + draft.annotate(delta)
 
-    def _add_reasoning(self, delta: deltas.Reasoning) -> list[Event | Unknown]:
+    def _add_reasoning(self, delta: deltas.Reasoning) -> list[Event]:
         if not delta.text:
             return []
         draft, composed = self._open_text_item(ReasoningDraft)
         return composed + draft.write_text(delta)
 
-    def _add_reasoning_summary(self, delta: deltas.ReasoningSummary) -> list[Event | Unknown]:
+    def _add_reasoning_summary(self, delta: deltas.ReasoningSummary) -> list[Event]:
         draft, composed = self._open_text_item(ReasoningDraft)
         return composed + draft.write_summary(delta)
 
-    def _seal_reasoning(self, delta: deltas.ReasoningSeal) -> list[Event | Unknown]:
+    def _seal_reasoning(self, delta: deltas.ReasoningSeal) -> list[Event]:
         draft, composed = self._open_text_item(ReasoningDraft)
         composed += draft.seal(delta)
-        return [*composed, *self._close_text_item()] if delta.encrypted_content else composed
+        return composed + self._close_text_item() if delta.encrypted_content else composed
 
     def _set_next_phase(self, delta: deltas.Phase) -> list[Event]:
         self._phase = delta
@@ -274,54 +277,44 @@ class Composer:
 
     # Tool calls and whole items
 
-    def _add_call(self, delta: CallDelta) -> Sequence[Event | Unknown]:
-        fragment = get_fragment(delta)
+    def _add_tool_call(self, delta: deltas.ToolCall) -> list[Event]:
+        return self._write_call(delta, delta.arguments, CallDraft)
+
+    def _add_custom_tool_call(self, delta: deltas.CustomToolCall) -> list[Event]:
+        return self._write_call(delta, delta.input, CustomCallDraft)
+
+    def _write_call(
+        self, delta: deltas.ToolCall | deltas.CustomToolCall, fragment: str, draft_type: type[CallDraft]
+    ) -> list[Event]:
         draft = self._calls.get(delta.key)
         if draft is not None:
             return draft.write(fragment)
         is_late = delta.key in self._closed_calls and not (delta.name and self._closed_calls[delta.key])
-        if is_late and not fragment.strip() and delta.key not in self._waiting_calls:
+        if is_late and not fragment.strip():
             return []  # servers send empty fragments after the end of a call
-        if self._waiting_calls.hold(delta):
-            self._text_size += len(fragment)
-            return []
         held = self._unnamed_calls.setdefault(delta.key, [])
         held.append(delta)
         if is_late or not delta.name:  # `output_item.added` contains the name, so fragments wait for it
             self._text_size += len(fragment)
             return []
         del self._unnamed_calls[delta.key]
-        composed = [*self._close_text_item(), *self._open_waiting_calls(), *self._close_whole_call()]
-        if not self._calls:
-            return composed + self._open_call(delta.key, held)
-        self._text_size += len(fragment)
-        self._waiting_calls[delta.key] = [*held]
-        self._next_check = 0  # its events, which would lead to a check, come later
-        return composed
-
-    def _open_waiting_calls(self) -> list[Event | Unknown]:
-        """Open the calls that wait, one after the other, up to the first one that stays open."""
-        composed: list[Event | Unknown] = []
-        while self._waiting_calls:
-            composed += self._close_whole_call()
-            if self._calls:
-                break
-            composed += self._open_first_waiting_call()
-        return composed
-
-    def _open_first_waiting_call(self) -> list[Event | Unknown]:
-        key, held = self._waiting_calls.pop_first()
-        self._text_size -= measure_text(held)  # the draft counts it again
-        return self._open_call(key, held)
-
-    def _open_call(self, key: int | str, held: Sequence[HeldDelta]) -> list[Event | Unknown]:
-        """Open a call, and compose the deltas that it has so far."""
-        draft = make_call_draft(held, len(self._output), self._numbers, self._new_id, self._call_ids.reserve)
-        self._calls[key] = draft
+        composed = [*self._close_text_item(), *self._close_whole_call()]
+        item_id = self._new_id(draft_type.prefix)
+        given = next((each.call_id for each in held if each.call_id), None)
+        draft = self._calls[delta.key] = draft_type(
+            item_id,
+            len(self._output),
+            self._numbers,
+            call_id=self._reserve_call_id(given or make_call_id(item_id)),
+            name=delta.name,
+            namespace=delta.namespace,
+            caller=delta.caller,
+        )
+        draft.has_end = isinstance(delta, deltas.ToolCall) and delta.has_end
         self._output.append(draft)
-        composed: list[Event | Unknown] = [*draft.announce()]
-        for delta in held:
-            composed += self._HANDLERS[type(delta)](self, delta)
+        composed += draft.announce()
+        for each in held:
+            composed += draft.write(each.arguments if isinstance(each, deltas.ToolCall) else each.input)
         return composed
 
     def _close_whole_call(self) -> list[Event]:
@@ -332,9 +325,9 @@ class Composer:
         self._closed_calls[key] = False
         return self._close(draft, "completed")
 
-    def _add_whole_item(self, delta: deltas.WholeItem) -> list[Event | Unknown]:
-        closing = self._prepare_item()
-        item = self._call_ids.assign_ids(delta.item, self._new_id)
+    def _add_whole_item(self, delta: deltas.WholeItem) -> list[Event]:
+        item = self._assign_ids(delta.item)
+        closing = self._close_text_item()
         index = len(self._output)
         composed: list[Event] = [events.OutputItemAdded(next(self._numbers), index, item)]
         if isinstance(item, ShellCall):
@@ -343,27 +336,50 @@ class Composer:
         self._output.append(ClosedItem(item, tuple(composed)))
         return closing + composed
 
+    def _assign_ids(self, item: OutputItem | Unknown) -> OutputItem | Unknown:
+        """Add missing ids, and replace a call id that another call of this response already has."""
+        item_id = item.id
+        if not item_id and not isinstance(item, Unknown):
+            item_id = self._new_id(ID_PREFIXES.get(item.type, PassthroughDraft.prefix))
+        given = get_call_id(item)
+        call_id = self._resolve_call_id(item, given, item_id)
+        return item if (item_id, call_id) == (item.id, given) else replace_ids(item, item_id, call_id)
+
+    def _resolve_call_id(self, item: OutputItem | Unknown, given: str | None, item_id: str | None) -> str | None:
+        """Return the call id for this item: the id of an earlier call for an output, else a new one."""
+        if given is None:
+            return None
+        if item.type.endswith("_output"):
+            return self._call_ids.get(given, given)
+        return self._reserve_call_id(given or make_call_id(item_id or ""))
+
+    def _reserve_call_id(self, given: str) -> str:
+        """Reserve a call id that is unique in this response, so that each output refers to one call."""
+        call_id, number = given, len(self._call_ids)
+        while call_id in self._call_ids:
+            number += 1
+            call_id = f"{given}_{number}"
+        self._call_ids[given] = self._call_ids[call_id] = call_id
+        return call_id
+
     def _forward_event(self, delta: deltas.Passthrough) -> list[Unknown]:
         return [rewrite_event(delta.event, self._numbers, None)]
 
     # Passthrough items: an upstream's own items and events
 
-    def _open_item(self, delta: deltas.OpenItem) -> list[Event | Unknown]:
+    def _open_item(self, delta: deltas.OpenItem) -> list[Event]:
         if delta.key in self._passthrough_items:
             raise ValueError(f"the key {delta.key!r} is already in use")
-        composed = self._prepare_item()
         item_id = self._new_id(delta.prefix)
-        call_id = self._call_ids.resolve(delta.item, get_call_id(delta.item), item_id)
+        call_id = self._resolve_call_id(delta.item, get_call_id(delta.item), item_id)
         draft = PassthroughDraft(item_id, len(self._output), self._numbers, delta.item, call_id)
+        composed = self._close_text_item()
         self._output.append(draft)
         self._passthrough_items[delta.key] = draft
         return composed + draft.announce()
 
     def _forward_item_event(self, delta: deltas.ItemPassthrough) -> list[Unknown]:
-        draft = self._find_open(delta.key)
-        if draft is None and self._waiting_calls.hold(delta):
-            return []
-        draft = draft or self._passthrough_items.get(delta.key or "")
+        draft = self._find_open(delta.key) or self._passthrough_items.get(delta.key or "")
         if isinstance(draft, PassthroughDraft):
             draft.read_event(delta.event)
         return [rewrite_event(delta.event, self._numbers, draft)]
@@ -371,25 +387,22 @@ class Composer:
     def _amend(self, delta: deltas.Amend) -> list[Event]:
         if (draft := self._find_open(delta.key)) is not None:
             draft.amendments |= delta.fields
-        else:
-            self._waiting_calls.hold(delta)
         return []
 
-    def _close_item(self, delta: deltas.CloseItem) -> Sequence[Event | Unknown]:
+    def _close_item(self, delta: deltas.CloseItem) -> list[Event]:
         draft = self._find_open(delta.key)
         if draft is None:
-            self._waiting_calls.hold(delta)
             return []
         if isinstance(draft, PassthroughDraft) and delta.item is not None:
             given = get_call_id(delta.item)
             known = draft.call_id if given is not None else None
-            draft.finish(delta.item, known or self._call_ids.resolve(delta.item, given, draft.id))
+            draft.finish(delta.item, known or self._resolve_call_id(delta.item, given, draft.id))
         if draft is self._text_item:
             self._text_item = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
             self._closed_calls[delta.key] = True
-        return [*self._close(draft, delta.ending), *self._open_waiting_calls()]
+        return self._close(draft, delta.ending)
 
     def _find_open(self, key: Key) -> OpenDraft | None:
         """Return the open item with this key, or the open text item if the key is None."""
@@ -407,8 +420,8 @@ class Composer:
 
     def _set_usage(self, delta: deltas.TokenUsage) -> list[Event]:
         self.usage = delta.usage
-        item, item_count = self._text_item, len(self._output) + len(self._waiting_calls)
-        self.open_from = None if not delta.is_open else item_count if item is None else item.output_index
+        index = len(self._output) if self._text_item is None else self._text_item.output_index
+        self.open_from = index if delta.is_open else None
         return []
 
     def _add_tool_usage(self, delta: deltas.ToolUsage) -> list[Event]:
@@ -416,23 +429,22 @@ class Composer:
         self.response.tool_usage = add_tool_usage(self.response.tool_usage, delta)
         return []
 
-    def _finish(self, delta: deltas.Finish) -> list[Event | Unknown]:
-        earlier = self._end_wait("completed" if delta.reason == "stop" else "incomplete")
+    def _finish(self, delta: deltas.Finish) -> list[Event]:
         is_continued = delta.reason != "cancelled" and not self._closed_calls.keys().isdisjoint(self._unnamed_calls)
         if is_continued or (self._unnamed_calls and delta.reason == "stop"):
             message = f"The model {'continued a closed call' if is_continued else 'called a tool without a name'}."
-            return earlier + self._finish_failed(deltas.Failure(message, "model_error", "model_error"))
+            return self._finish_failed(deltas.Failure(message, "model_error", "model_error"))
         if delta.reason == "stop":
-            composed = earlier + self._close_all("completed")
+            composed = self._close_all("completed")
             return [*composed, self._end_response(events.Completed, status="completed", completed_at=self._now())]
-        composed = earlier + self._close_all("incomplete")
+        composed = self._close_all("incomplete")
         if delta.reason == "cancelled":  # the API has no `response.cancelled` event
             return [*composed, self._end_response(events.Incomplete, status="cancelled")]
         details = IncompleteDetails(delta.detail or INCOMPLETE_REASONS[delta.reason])
         return [*composed, self._end_response(events.Incomplete, status="incomplete", incomplete_details=details)]
 
-    def _finish_failed(self, delta: deltas.Failure) -> list[Event | Unknown]:
-        composed = self._end_wait("incomplete") + self._close_all("incomplete")
+    def _finish_failed(self, delta: deltas.Failure) -> list[Event]:
+        composed = self._close_all("incomplete")
         self._unnamed_calls = {}
         payload = events.ErrorPayload(delta.type, delta.code, delta.message, delta.param)
         composed.append(events.Error(next(self._numbers), payload))
@@ -447,20 +459,10 @@ class Composer:
             setattr(response, name, value)
         return event_type(next(self._numbers), self.response)
 
-    def _end_wait(self, ending: Ending) -> list[Event | Unknown]:
-        """Open all calls that wait, each after the end of the call before it."""
-        composed: list[Event | Unknown] = []
-        while self._waiting_calls:
-            for draft in self._calls.values():
-                composed += self._close(draft, choose_ending(draft, ending, is_last=False))
-            self._calls = {}
-            composed += self._open_first_waiting_call()
-        return composed
-
-    def _close_all(self, ending: Ending) -> list[Event | Unknown]:
+    def _close_all(self, ending: Ending) -> list[Event]:
         """Close all open items, each with the ending that `choose_ending` returns."""
         drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
-        composed: list[Event | Unknown] = []
+        composed: list[Event] = []
         for draft in drafts:
             is_last = draft.output_index == len(self._output) - 1
             composed += self._close(draft, choose_ending(draft, ending, is_last=is_last))
@@ -479,8 +481,8 @@ class Composer:
         deltas.Reasoning: _add_reasoning,
         deltas.ReasoningSummary: _add_reasoning_summary,
         deltas.ReasoningSeal: _seal_reasoning,
-        deltas.ToolCall: _add_call,
-        deltas.CustomToolCall: _add_call,
+        deltas.ToolCall: _add_tool_call,
+        deltas.CustomToolCall: _add_custom_tool_call,
         deltas.WholeItem: _add_whole_item,
         deltas.Passthrough: _forward_event,
         deltas.Phase: _set_next_phase,

@@ -15,7 +15,6 @@ import msgspec
 
 from antiphon.protocol import items
 from antiphon.protocol.content import Annotation, LogProb
-from antiphon.protocol.events import Event
 from antiphon.protocol.items import OutputItem
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
@@ -264,14 +263,3 @@ class ClosableIterator(Protocol[Batch_co]):
 
 
 Deltas = ClosableIterator[Sequence[Delta]]
-
-
-class IllegalDelta(Exception):
-    """A delta that is invalid in the current state. `events` are the events of the deltas before it in the batch.
-
-    `Composer.fail` ends the response after this error.
-    """
-
-    def __init__(self, message: str, composed: list[Event | Unknown]) -> None:
-        super().__init__(message)
-        self.events = composed

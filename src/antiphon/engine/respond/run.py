@@ -22,8 +22,8 @@ from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost
 from antiphon.store.encoded_response import EncodedResponse
-from antiphon.stream.composer import Composer
-from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, IllegalDelta, TokenUsage
+from antiphon.stream.composer import Composer, IllegalDelta
+from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, TokenUsage
 from antiphon.stream.limits import AnswerLimits
 
 logger = logging.getLogger(__name__)
