@@ -181,8 +181,11 @@ class Run:
 
     def split_output(self) -> tuple[list[Item | Unknown], list[Item | Unknown]] | None:
         """Return the output before the last model call and that of the call. None if `usage` includes the call."""
-        output, start = self._composer.output, self._composer.open_from
-        return None if start is None else (output[:start], output[start:])
+        start = self._composer.open_from
+        if start is None:
+            return None
+        output = self._composer.output
+        return output[:start], output[start:]
 
     def take_sequence_number(self) -> int:
         """Return the next sequence number, for an event that does not come from the model."""
