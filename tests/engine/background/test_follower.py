@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.background import follower, recent_events
+from antiphon.engine.background import follower, recent_events, worker
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
 from antiphon.store.base import Store
@@ -165,6 +165,29 @@ async def test_run_without_remote_followers_announces_no_events(make_harness: An
     events = await _read_run(run)
     assert await read_all(other, run.response.id) == events  # it has ended
     assert announced == {"begun": 1}
+
+
+async def test_worker_without_a_free_slot_offers_its_runs_to_the_other(
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "CHECK_SECONDS", LONG)
+    stores = [SqliteStore(tmp_path / "store.db") for _ in range(2)]
+    checks = count_calls(stores[1], "claim")
+    options = {"background_slots": 1, "background_lease_seconds": LONG}
+    first, second = [await make_harness(GATED, store=store, **options) for store in stores]
+    announced = connect([first, second])
+    while not checks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    runs = [await first.ask(background=True) for _ in range(2)]
+    for gate in ("gate", "end"):
+        for harness in (first, second):
+            await harness.backend.reached(gate)
+        for harness in (first, second):
+            harness.backend.release(gate)
+    for run in runs:
+        await read_all(first, run.response.id)
+        assert (await first.engine.retrieve("default", run.response.id)).status == "completed"
+    assert announced["queued"] <= len(runs)
 
 
 async def test_follower_stays_when_its_run_moves_between_other_nodes(make_harness: Any, postgres_url: str) -> None:

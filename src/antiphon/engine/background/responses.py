@@ -80,6 +80,7 @@ class BackgroundResponses:
     async def start(self) -> None:
         self._store.on_change = self.receive_change
         self._scheduler.on_begin, self._scheduler.on_end = self._report_begin, self._report_end
+        self._scheduler.on_full = self._offer_runs
         await self._scheduler.start()
 
     async def close(self) -> None:
@@ -200,6 +201,11 @@ class BackgroundResponses:
 
     def _report_end(self, key: RunKey) -> None:
         self._followed.report(key.response_id)
+
+    def _offer_runs(self) -> None:
+        """Let other processes check the queue, unless the store has told them of each run."""
+        if self.announce_change is not None and not self._store.reports_changes:
+            self.announce_change("queued", "", -1)
 
     def receive_change(self, kind: str, response_id: str, last: int) -> None:
         """Handle a change that the store or another process reports (`RunQueue.on_change`).

@@ -22,6 +22,8 @@ class Scheduler(Protocol):
     """Called when an attempt at a run begins in this process."""
     on_end: Callable[[RunKey], None] | None
     """Called when an attempt has ended, for any reason."""
+    on_full: Callable[[], None] | None
+    """Called if an announced run may wait, because this process works on as many runs as it may."""
 
     @property
     def attempts(self) -> Mapping[RunKey, Attempt]:

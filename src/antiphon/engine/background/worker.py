@@ -66,6 +66,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._full = False
+        self._has_announced = False  # since the last check of the queue
         self._accepts_runs = True
         self._failure = ""
         self._throughput = Throughput()
@@ -73,6 +74,7 @@ class Worker:
         self.changed = asyncio.Event()
         self.on_begin: Callable[[RunKey, Attempt], None] | None = None
         self.on_end: Callable[[RunKey], None] | None = None
+        self.on_full: Callable[[], None] | None = None
 
     def reconfigure(self, pipeline: Pipeline, *, slots: int, limits: RunLimits) -> None:
         """Work on the next runs with another pipeline, and with other limits."""
@@ -100,6 +102,7 @@ class Worker:
             await self._store.release(self.owner)
 
     def announce(self, key: RunKey) -> None:
+        self._has_announced = True
         self._wake.set()
 
     def estimate_seconds(self, runs: int) -> float:
@@ -185,6 +188,7 @@ class Worker:
     async def _claim(self, began: float) -> None:
         """Claim as many runs as there are free slots."""
         free = max(0, self._slots - len(self.attempts))
+        has_announced, self._has_announced = self._has_announced, False
         claimed = await self._store.claim(
             self.owner,
             as_of=began,
@@ -196,6 +200,8 @@ class Worker:
         self._full = len(claimed) >= free
         for run in claimed:
             self._begin(run)
+        if has_announced and self._full and self.on_full is not None:
+            self.on_full()
 
     def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
