@@ -381,7 +381,8 @@ async def test_open_usage_of_a_backend_whose_tools_are_emulated_is_completed_by_
         return answer()
 
     monkeypatch.setattr(harness.backend, "stream", stream)
-    await harness.answer(project="p", tools=[{"type": "custom", "name": "date"}])
+    run = await harness.ask(project="p", tools=[{"type": "custom", "name": "date"}])
+    await run.drain()
     await harness.engine.usage.close()
     (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
     assert (row.requests, row.output_tokens > 2) == (1, True)
