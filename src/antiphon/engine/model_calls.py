@@ -17,7 +17,7 @@ from antiphon.backends.base import Backend, Turn
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.engine.serve.stage import Stage
 from antiphon.protocol import codec
-from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.request import CreateRequest, get_conversation_id, wants_json
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.tools import hide_credentials
 from antiphon.stream import deltas
@@ -164,7 +164,7 @@ class TracedBackend(Stage):
         # A sampler of the SDK can read the attributes of a new span.
         model = _limit_name(request.model or "")
         parameters = [getattr(request, name) for name in _PARAMETERS]
-        attributes = self.describe_request(model, parameters, _find_output_type(request))
+        attributes = self.describe_request(model, parameters, "json" if wants_json(request) else None)
         return tracer.start_span(f"chat {model}".rstrip(), None, SpanKind.CLIENT, attributes)
 
     def record_end(
@@ -225,12 +225,12 @@ class TracedBackend(Stage):
             request.top_p,
             request.frequency_penalty,
             request.presence_penalty,
-            None if request.text is None else _find_output_type(request),
+            "json" if request.text is not None and wants_json(request) else None,
             answered_by,
             reason,
         )
         frame = self._frames.get(key) or self._make_frame(key)
-        conversation = None if request.conversation is None else _find_conversation(request)
+        conversation = None if request.conversation is None else get_conversation_id(request)
         values: tuple[Any, ...]
         if counted is None:
             values = (conversation, turn.for_response or None, first_chunk, None, None, None, None)
@@ -381,16 +381,6 @@ def _skip_text(batch: Sequence[Delta]) -> Iterable[Delta]:
 
 def _limit_name(model: str | None) -> str:
     return (model or "")[:_MAX_MODEL_LENGTH]
-
-
-def _find_output_type(request: CreateRequest) -> str | None:
-    is_json = request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
-    return "json" if is_json else None
-
-
-def _find_conversation(request: CreateRequest) -> str | None:
-    conversation = request.conversation
-    return conversation if conversation is None or isinstance(conversation, str) else conversation.id
 
 
 def _describe_content(turn: Turn) -> dict[str, str]:

@@ -171,6 +171,16 @@ class CreateRequest(Wire, kw_only=True):
             self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
 
+def get_conversation_id(request: CreateRequest) -> str | None:
+    conversation = request.conversation
+    return conversation if conversation is None or isinstance(conversation, str) else conversation.id
+
+
+def wants_json(request: CreateRequest) -> bool:
+    """Return True if the output must be JSON, with or without a schema."""
+    return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
+
+
 class CountRequest(Wire, kw_only=True):
     """The body of `POST /v1/responses/input_tokens`: the parameters that affect the prompt."""
 

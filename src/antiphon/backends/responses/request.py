@@ -30,7 +30,7 @@ from antiphon.protocol.items import (
     Reasoning,
     remove_own_id,
 )
-from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
+from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest, get_conversation_id
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.fields import normalize_arguments
 from antiphon.upstream.options import UpstreamOptions, is_header_value
@@ -255,10 +255,7 @@ def _write_text(request: CreateRequest) -> TextControls | msgspec.UnsetType:
 
 def _find_cache_key(request: CreateRequest) -> str | None:
     """Return the request's cache key, else the id of its conversation."""
-    conversation = request.conversation
-    if request.prompt_cache_key is not None or conversation is None:
-        return request.prompt_cache_key
-    return conversation if isinstance(conversation, str) else conversation.id
+    return get_conversation_id(request) if request.prompt_cache_key is None else request.prompt_cache_key
 
 
 # Items

@@ -17,7 +17,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import expand_compactions
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.items import Item
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.request import CreateRequest, get_conversation_id
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, Store
@@ -48,11 +48,6 @@ def may_load_items(request: CreateRequest) -> bool:
         or request.conversation is not None
         or request.prompt is not None
     )
-
-
-def get_conversation_id(request: CreateRequest) -> str | None:
-    conversation = request.conversation
-    return conversation if conversation is None or isinstance(conversation, str) else conversation.id
 
 
 async def load_history(

@@ -46,7 +46,7 @@ from antiphon.engine.serve.tool_emulation.translate_history import (
 from antiphon.errors import ServerError
 from antiphon.protocol.events import OutputItemAdded
 from antiphon.protocol.items import Compaction, FunctionCall, FunctionCallOutput
-from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.request import wants_json
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
@@ -114,7 +114,7 @@ class HostedRun:
             (f"hosted_pending_{index}", call)
             for index, call in enumerate(call for session in sessions for call in session.pending)
         ]
-        self._filters_text = not _wants_json(turn.request)
+        self._filters_text = not wants_json(turn.request)
         self._citations = itertools.count(1)
         self._hosted_numbers = itertools.count(1)  # of the hosted calls that no model call of this response made
 
@@ -439,7 +439,3 @@ def _make_refusal(record: CallRecord) -> Items:
         FunctionCall(call_id, record.name, record.arguments, status="completed"),
         FunctionCallOutput(record.refusal, call_id, status="completed"),
     ]
-
-
-def _wants_json(request: CreateRequest) -> bool:
-    return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)

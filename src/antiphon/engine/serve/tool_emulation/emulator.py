@@ -21,11 +21,10 @@ from antiphon.engine.serve.tool_emulation.translate_request import (
     TranslatedTurn,
     needs_translation,
     translate_turn,
-    wants_json,
 )
 from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.request import CreateRequest, wants_json
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown

@@ -10,7 +10,7 @@ from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck, ma
 from antiphon.engine.serve.tool_emulation.tool_choice import CallRules, read_call_rules, translate_tool_choice
 from antiphon.engine.serve.tool_emulation.translate_history import Items, are_all_readable, translate_items
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.request import CreateRequest, wants_json
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import AllowedToolsChoice, Tool
 from antiphon.protocol.unions import Tagged, Unknown, copy_struct
@@ -60,10 +60,6 @@ def _are_native(tools: list[Tool | Unknown], native: Capabilities) -> bool:
     return all(
         issubclass(kind, Tagged) and kind.__struct_config__.tag in native.tools for kind in set(map(type, tools))
     )
-
-
-def wants_json(request: CreateRequest) -> bool:
-    return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
 
 
 def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
