@@ -359,13 +359,12 @@ class Preparer:
         is_plain = _are_messages(sent)
         paths = ParamPaths(sent, client_input)
         try:
-            # Ids that were minted just now are unique.
-            is_named = not repair and mint.minted < len(sent)
-            if is_named and (request.store is not False or request.conversation is not None):
+            has_client_ids = mint.minted < len(sent)
+            if has_client_ids and not repair and (request.store is not False or request.conversation is not None):
                 check_unique_ids(sent)
             is_first = not context.items and not context.compacted
-            is_short = is_first and (is_plain or _are_self_contained(sent))
-            if is_short and not (await offload.run(has_media, sent) if is_large() else has_media(sent)):
+            is_self_contained = is_first and (is_plain or _are_self_contained(sent))
+            if is_self_contained and not (await offload.run(has_media, sent) if is_large() else has_media(sent)):
                 has_own_ids = mint.minted == len(sent) and not self._policy.id_prefix
                 return _NewInput(
                     items=sent,
