@@ -18,7 +18,7 @@ from antiphon.engine.containers.containers import Containers
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.expiry import ExpirySweeper, claim_effect, compute_expiry
 from antiphon.engine.files.loader import FileServiceLoader, StoredImages, VectorSearch
-from antiphon.engine.foreground import ForegroundResponses, report_unknown
+from antiphon.engine.foreground import ForegroundResponses, make_unknown_response_error
 from antiphon.engine.items import ItemPage, make_page, normalize_items
 from antiphon.engine.node_settings import NodeSettings
 from antiphon.engine.observer import EngineObserver
@@ -433,7 +433,7 @@ class Engine:
                 return cancelled
             stored = await self._store.load(project, response_id)  # it may have ended meanwhile
             if stored is None:
-                raise unanswered or report_unknown(response_id)
+                raise unanswered or make_unknown_response_error(response_id)
         if stored.response.status in FINAL_STATUSES:
             if not stored.response.background and stored.response.status != "cancelled":
                 raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")

@@ -21,7 +21,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order, RunKey, Store
-from antiphon.store.item_offsets import report_unknown_item
+from antiphon.store.item_offsets import make_unknown_item_error
 from antiphon.store.peer_link import PeerLink, PeersUnresponsive
 
 _CANCEL, _RETRIEVE, _INPUT = "cancel", "retrieve", "input_page"
@@ -123,7 +123,7 @@ class ForegroundResponses:
         if response is None:  # it may have ended, and been stored, since the store was read
             response = await self._store.load_response(project, response_id)
         if response is None:
-            raise unanswered or report_unknown(response_id)
+            raise unanswered or make_unknown_response_error(response_id)
         return response
 
     async def list_input_items(
@@ -138,7 +138,7 @@ class ForegroundResponses:
             return await offload.run_sized(len(encoded), _decode_page, encoded, page)
         rows = await self._store.list_input_items(project, response_id, after=after, limit=limit, order=order)
         if rows is None:
-            raise report_unknown(response_id)
+            raise make_unknown_response_error(response_id)
         return rows
 
     async def delete(self, project: str, response_id: str) -> None:
@@ -147,7 +147,7 @@ class ForegroundResponses:
         if await self.cancel(project, response_id) is None:
             await self.cancel_elsewhere(project, response_id)
         if not await self._store.delete(project, response_id):  # it is stored when it is cancelled
-            raise report_unknown(response_id)
+            raise make_unknown_response_error(response_id)
 
     async def cancel(self, project: str, response_id: str) -> Response | None:
         """Cancel a response of this process, and return it. None if there is no such response."""
@@ -201,7 +201,7 @@ class ForegroundResponses:
         return b"" if run is None else await offload.run_in_thread(_encode_page, run.input_items, page)
 
 
-def report_unknown(response_id: str) -> NotFound:
+def make_unknown_response_error(response_id: str) -> NotFound:
     return NotFound(f"Response with id '{response_id}' not found.", param="response_id")
 
 
@@ -220,7 +220,7 @@ def _encode_page(items: Sequence[Item | Unknown], page: _InputPage) -> bytes:
 def _decode_page(encoded: bytes, page: _InputPage) -> ItemRows:
     decoded = msgspec.json.decode(encoded, type=tuple[msgspec.Raw, bool] | None)
     if decoded is None:
-        raise report_unknown_item(page.after or "")
+        raise make_unknown_item_error(page.after or "")
     items, has_more = decoded
     return ItemRows(items=codec.decode_items_lossless(bytes(items)), has_more=has_more)
 

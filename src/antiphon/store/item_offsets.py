@@ -58,10 +58,10 @@ class ItemOffsets:
         try:
             return hashes.index(hash(item_id))
         except ValueError:
-            raise report_unknown_item(item_id) from None
+            raise make_unknown_item_error(item_id) from None
 
 
-def report_unknown_item(item_id: str) -> InvalidRequest:
+def make_unknown_item_error(item_id: str) -> InvalidRequest:
     return InvalidRequest(f"No item with id '{item_id}' in this list.", param="after", code="invalid_value")
 
 

@@ -23,7 +23,7 @@ from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown, copy_struct
 from antiphon.store.base import ItemRows, Link, Order, StoredResponse, parse_response_id
-from antiphon.store.item_offsets import report_unknown_item
+from antiphon.store.item_offsets import make_unknown_item_error
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def unpack_page(response_id: str, items: bytes, *, after: str | None, limit: int
     except DAMAGE as error:
         raise report_damage(subject, error) from None
     if after is not None and start == 0:
-        raise report_unknown_item(after)
+        raise make_unknown_item_error(after)
     page = b"[%b]" % b",".join(elements[start : start + limit])
     return ItemRows(items=_decode_array(subject, page, decode_items_lossless), has_more=start + limit < len(elements))
 
