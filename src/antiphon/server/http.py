@@ -176,7 +176,7 @@ class HttpRequest:
             self.permit.release()
 
     def release_body(self) -> None:
-        """Return the share of the budget that the body takes. The request has been answered."""
+        """Return the share of the budget that the body takes."""
         if self.body_share is not None:
             self.body_share.close()
             self.body_share = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 from msgspec import Struct
 
+from antiphon import offload
 from antiphon.config.settings import Settings
 from antiphon.engine.background.event_reader import EventPage, EventPages
 from antiphon.engine.background.responses import BackgroundRun
@@ -14,7 +15,7 @@ from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
 from antiphon.engine.respond.run import Run
 from antiphon.errors import InvalidRequest, NotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
-from antiphon.offload import is_large, run, run_in_thread
+from antiphon.offload import is_large, run_in_thread
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL, is_delta
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
@@ -142,12 +143,10 @@ class ResponseHandlers:
                 http_request.add_served_by(response.served_by)
                 if isinstance(run, BackgroundRun):
                     await self._stream_pages(http_request, run.events(), dialect)
-                elif self._metrics is None:
-                    tail = await self._stream(http_request, run, dialect)
                 else:
-                    first_token = self._metrics.watch_first_token(http_request)
+                    first_token = None if self._metrics is None else self._metrics.watch_first_token(http_request)
                     tail = await self._stream(http_request, run, dialect)
-                    if run.response.output:
+                    if first_token is not None and run.response.output:
                         first_token.record()
             else:
                 await run.drain()
@@ -185,7 +184,7 @@ class ResponseHandlers:
         if query.wants_seals:
             response = self._engine.reasoning.seal_response(response, project=http_request.project)
         http_request.model = response.model
-        body = await run(codec.encode, dialect.adapt_response(response))
+        body = await offload.run(codec.encode, dialect.adapt_response(response))
         del response  # not held while the client reads
         if len(body) < MIN_BYTES:
             await http_request.respond(200, body)
