@@ -166,8 +166,8 @@ class Engine:
         changed. `files`, `embeddings`, `stateless` and the lease of the policy do not change.
         """
         pipeline = self._make_pipeline(backends, policy, hosted_tools)
-        await pipeline.start(after=self._pipeline)
-        pipeline.follow(self._pipeline)
+        await pipeline.start(replaced=self._pipeline)
+        pipeline.take_over(self._pipeline)
         self._replaced.add(self._pipeline, pipeline)
         self._pipeline = pipeline
         self._policy, self.backends, self.hosted_tools = policy, backends, hosted_tools

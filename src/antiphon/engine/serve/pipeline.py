@@ -124,19 +124,19 @@ class Pipeline:
                 stage = stage.inner
             stage.inner = telemetry.wrap_backend(name, stage.inner)
 
-    def follow(self, other: "Pipeline") -> None:
-        """Take over the state of the pipeline that this one replaces."""
-        self.credentials = other.credentials
-        self.observer = other.observer
-        if other.telemetry is not None:
-            self.trace(other.telemetry)
+    def take_over(self, replaced: "Pipeline") -> None:
+        """Use the state of the pipeline that this one replaces."""
+        self.credentials = replaced.credentials
+        self.observer = replaced.observer
+        if replaced.telemetry is not None:
+            self.trace(replaced.telemetry)
 
-    async def start(self, *, after: "Pipeline | None" = None) -> None:
+    async def start(self, *, replaced: "Pipeline | None" = None) -> None:
         """Start all backends. If one fails, close those that have started.
 
-        Parts of the pipeline before this one, `after`, are running already.
+        Parts of the pipeline that this one replaces are running already.
         """
-        running = () if after is None else after.parts
+        running = () if replaced is None else replaced.parts
         async with AsyncExitStack() as stack:
             for name, backend in self._backends.items():
                 if self._unwrapped[name] not in running:
