@@ -6,7 +6,7 @@ Triggers of the schema delete the run of a final response, and the run and the e
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from antiphon.errors import NotFound, StoreUnavailable
 from antiphon.offload import LARGE_BYTES, is_large, run_in_thread, run_sized
@@ -106,6 +106,19 @@ WHERE project = ?1 AND id = ?2 AND (expires_at IS NULL OR expires_at > ?3)
 """
 
 
+class _RelatedRows(NamedTuple):
+    """The rows that are written together with a response: its foreign items, events and conversation items.
+
+    With an `owner`, the response is saved only if the owner has its run.
+    """
+
+    foreign: list[ForeignItem]
+    owner: str | None
+    batches: list[EventBatch]
+    conversation: str | None
+    items: tuple[list[ItemRecord], list[ItemRecord]]
+
+
 class SqlResponses(SqlConversations):
     """Base of the classes that store responses by SQL."""
 
@@ -129,12 +142,12 @@ class SqlResponses(SqlConversations):
     async def _save_large(self, *arguments: Any) -> None:
         await self._submit(*await run_in_thread(_pack, *arguments))
 
-    async def _submit(self, row: Sequence[Any], *related: Any) -> None:
+    async def _submit(self, row: Sequence[Any], related: _RelatedRows | None) -> None:
         """Write the result of `_pack`."""
-        if not related and self._is_uncertain(row[0], row[1]):
-            related = [], None, [], None, ([], [])
-        if related:
-            await self._save_with_related(row, *related)
+        if related is None and self._is_uncertain(row[0], row[1]):
+            related = _RelatedRows(foreign=[], owner=None, batches=[], conversation=None, items=([], []))
+        if related is not None:
+            await self._save_with_related(row, related)
             return
         try:
             await self._insert(SAVE, row)
@@ -142,32 +155,23 @@ class SqlResponses(SqlConversations):
             with self._track_write(row[0], row[1], -1):  # the caller may try again
                 raise
 
-    async def _save_with_related(
-        self,
-        row: Sequence[Any],
-        foreign: list[ForeignItem],
-        owner: str | None,
-        batches: list[EventBatch],
-        *conversation: Any,
-    ) -> None:
+    async def _save_with_related(self, row: Sequence[Any], related: _RelatedRows) -> None:
+        batches = related.batches
         first = batches[0].first if batches else -1
         with self._track_write(row[0], row[1], first) as is_repeated:
-            await self._write(self._write_response, row, foreign, owner, batches, *conversation, is_repeated)
-        if owner is not None:
+            await self._write(self._write_response, row, related, is_repeated)
+        if related.owner is not None:
             self.announce("events", row[1], batches[-1].last if batches else -1)
 
     def _write_response(
         self,
         row: Sequence[Any],
-        foreign: list[ForeignItem],
-        owner: str | None,
-        batches: list[EventBatch],
-        conversation: str | None,
-        items: tuple[list[ItemRecord], list[ItemRecord]],
+        related: _RelatedRows,
         is_repeated: bool,  # noqa: FBT001 - steps get their parameters by position
     ) -> Steps[None]:
         """Save a response with its events and conversation items. With an owner, check that it has the run."""
         project, response_id, _, _, is_final, expires_at, *_ = row
+        foreign, owner, batches, conversation, items = related
         if owner is not None and not (yield SqlStep(HOLD_RUN, (project, response_id, owner))):
             raise LeaseLost(f"{owner} does not own the run of {response_id}.")
         if not is_final and any(final for (final,) in (yield SqlStep(LOCK, (project, response_id)))):
@@ -289,15 +293,15 @@ def _pack(
     conversation: str | None,
     owner: str | None,
     events: tuple[int, Sequence[bytes]] | None,
-) -> Sequence[Any]:
-    """Return the row of a response. If it has related rows, also return the other arguments of `_submit`."""
+) -> tuple[Sequence[Any], _RelatedRows | None]:
+    """Return the row of a response, and its related rows if it has any or belongs to a run."""
     row = (project, *pack_response(stored))
     foreign = find_foreign_items(stored)
     if conversation is None and owner is None and events is None and not foreign:
-        return (row,)
+        return row, None
     batches = [] if events is None else pack_events(*events)
     items = ([], []) if conversation is None else (pack_items(stored.input), pack_items(stored.response.output))
-    return row, foreign, owner, batches, conversation, items
+    return row, _RelatedRows(foreign, owner, batches, conversation, items)
 
 
 def _measure(rows: Iterable[Sequence[Any]]) -> int:
