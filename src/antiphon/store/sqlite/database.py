@@ -146,6 +146,8 @@ class Database:
     """
 
     schema = "sqlite"
+    reports_changes = False
+    peer_link: StorePeerLink | None = None
 
     def __init__(
         self,
@@ -193,9 +195,6 @@ class Database:
             self._files.close()
         self._chain_cache.clear()
         self._processes.unregister_all()
-
-    reports_changes = False
-    peer_link: StorePeerLink | None = None
 
     @property
     def failure(self) -> StoreUnavailable | None:
@@ -338,6 +337,7 @@ def _write_alone(connection: sqlite3.Connection, batch: list[QueuedOperation]) -
 
 def _is_locked(error: Exception) -> bool:
     """Return True if another process holds the lock."""
+    # The low byte is the kind of the error, without its details.
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -445,6 +445,6 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not _is_locked(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
