@@ -203,14 +203,16 @@ class BackgroundResponses:
         self._followed.report(key.response_id)
 
     def _offer_runs(self) -> None:
-        """Let other processes check the queue, unless the store has told them of each run."""
+        """Let other processes check the queue, unless the store has reported each run to them."""
         if self.announce_change is not None and not self._store.reports_changes:
             self.announce_change("queued", "", -1)
 
     def receive_change(self, kind: str, response_id: str, last: int) -> None:
         """Handle a change that the store or another process reports (`RunQueue.on_change`).
 
-        A supervisor reports `ended` with the owner of a worker that has died, in place of a response id.
+        Processes report three more kinds to each other. `begun`: a process works on a response that may have readers
+        elsewhere. `follow`: a process has readers of the response. `ended`: a worker has died. Its owner is in place of
+        the response id, and the supervisor reports it.
         """
         if kind == "queued":
             self._scheduler.wake()

@@ -26,9 +26,9 @@ _ANSWER_SECONDS = 5.0
 
 
 class SupervisorLink:
-    """The connection of a worker to its supervisor, and through it to the other workers.
+    """The link of a worker to the others. Implements `store.peer_link.PeerLink`.
 
-    `answers` has the function that answers each kind of question. An announcement is a question without an answer.
+    An announcement is a question without an answer.
     """
 
     def __init__(self, connection: socket.socket) -> None:
