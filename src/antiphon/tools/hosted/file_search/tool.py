@@ -164,7 +164,6 @@ class _FileSearchRun(HostedCall):
         return True
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        self._is_open = True
         yield [*self._open(), self._make_event("in_progress")]
         self._queries = read_queries(arguments)
         yield [self._make_event("searching")]
@@ -177,10 +176,13 @@ class _FileSearchRun(HostedCall):
         yield [self._make_event("completed"), self._close("completed", results)]
 
     def fail(self, message: str) -> Sequence[Delta]:
-        opened = () if self._is_open else self._open()
-        return [*opened, self._close("failed", [FileSearchResult(text=message)])]  # the model reads the reason
+        # The model reads the reason.
+        return [*self._open(), self._close("failed", [FileSearchResult(text=message)])]
 
-    def _open(self) -> Sequence[Delta]:
+    def _open(self) -> list[Delta]:
+        if self._is_open:
+            return []
+        self._is_open = True
         return [OpenItem(self._key, FileSearchCall(id="", queries=[], status="in_progress"), "fs")]
 
     def _close(self, status: Any, results: list[FileSearchResult]) -> CloseItem:
