@@ -134,13 +134,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Raises InvalidRequest for a malformed or too large schema, in a backend that compiles schemas."""
 
 
-_NOT_ABLE = frozenset({"any_model", "verify_json_schema", "file_ids", "file_urls"})
-_ABLE: dict[str, Any] = {
+# These concern a backend and its server, not the abilities of a model.
+_NO_FEATURES = frozenset({"any_model", "verify_json_schema", "file_ids", "file_urls"})
+_FEATURES: dict[str, Any] = {
     field.name: True
     for field in msgspec.structs.fields(Capabilities)
-    if field.default is False and field.name not in _NOT_ABLE
+    if field.default is False and field.name not in _NO_FEATURES
 }
-ALL_CAPABILITIES = Capabilities(tools=frozenset({"function"}), **_ABLE)
+ALL_CAPABILITIES = Capabilities(tools=frozenset({"function"}), **_FEATURES)
 
 _HINTS = (
     "client_metadata",
