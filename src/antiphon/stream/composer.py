@@ -101,7 +101,7 @@ class Composer:
 
     @property
     def has_calls(self) -> bool:
-        """Return True if any tool call is open. Backends may add to an open call until the turn ends."""
+        """True if any tool call is open. Backends may add to an open call until the turn ends."""
         return bool(self._calls or self._unnamed_calls)
 
     @property

@@ -62,7 +62,7 @@ class Reader(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Return True if only the usage or the end marker can be missing. Return False if the API gives no sign."""
+        """True if only the usage or the end marker can be missing. False if the API gives no sign."""
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
         """Return the deltas of a message."""

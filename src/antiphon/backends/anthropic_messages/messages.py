@@ -74,7 +74,7 @@ class MessagesBuilder:
 
     @property
     def resumes_with_thinking(self) -> bool:
-        """Return False if the turn answers tool calls whose first message began without thinking."""
+        """False if the turn answers tool calls whose first message began without thinking."""
         first = None
         for message in reversed(self.messages):
             if message["role"] == "assistant":

@@ -116,7 +116,7 @@ class ChatReader(PlainAnswerReader):
 
     @property
     def is_complete(self) -> bool:
-        """Return True after a finish reason, unless there are calls: more of them may follow, each with a reason."""
+        """True after a finish reason, unless there are calls: more of them may follow, each with a reason."""
         return self._reason is not None and not self._calls
 
     def read(self, message: SseMessage) -> Sequence[Delta]:

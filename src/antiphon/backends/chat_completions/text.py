@@ -27,7 +27,7 @@ class ThinkingSplitter:
 
     @property
     def is_done(self) -> bool:
-        """Return True if all that follows is text."""
+        """True if all that follows is text."""
         return self._state == "text"
 
     def feed(self, piece: str) -> Split:
@@ -103,7 +103,7 @@ class TextStream:
 
     @property
     def is_plain_text(self) -> bool:
-        """Return True if the next piece continues the open text, whatever it contains."""
+        """True if the next piece continues the open text, whatever it contains."""
         return self._is_open and self._splitter is None
 
     def begin(self, text: str) -> bool:

@@ -73,7 +73,7 @@ class UpstreamItem:
 
     @property
     def is_waiting(self) -> bool:
-        """Return True if no delta has opened the item yet. A call is opened by its name."""
+        """True if no delta has opened the item yet. A call is opened by its name."""
         if self.is_closed or self.kind == "passthrough":
             return False
         return self.is_empty if self.is_text else not self.is_announced
