@@ -169,8 +169,9 @@ def adapt(
 class ModelRouter:
     """Finds the route of a model among all backends and the names that the settings define.
 
-    `names` maps a name, or a pattern with `*`, to targets: `backend`, or `backend/model` to use another model name.
-    `unsupported` says how tools are handled that a fallback candidate cannot serve.
+    `names` maps a name, or a pattern with `*`, to targets: `backend`, or `backend/model` if the backend has another
+    name for the model.
+    `unsupported` is the handling of tools that a fallback candidate cannot serve.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class ModelRouter:
             pattern = next((each for each in self._patterns if fnmatchcase(model, each)), None)
             targets = self._names[pattern] if pattern is not None else None
         if targets is not None:
-            candidates = [self._make_candidate(backend, there or model) for backend, there in targets]
+            candidates = [self._make_candidate(backend, own_name or model) for backend, own_name in targets]
             return ModelRoute(candidates, self._unsupported)
         listed = self._index().get(model)
         if listed is not None:
@@ -238,9 +239,9 @@ class ModelRouter:
 
     def _find_unlisted(self, model: str) -> Candidate | None:
         """Find a candidate for `backend/model`, or for any name on a backend that accepts unlisted models."""
-        name, slash, there = model.partition("/")
-        if slash and name in self._backends and self._serves(name, there):
-            return self._make_candidate(name, there)
+        name, slash, own_name = model.partition("/")
+        if slash and name in self._backends and self._serves(name, own_name):
+            return self._make_candidate(name, own_name)
         for name, backend in self._backends.items():
             if backend.capabilities.any_model:
                 return self._make_candidate(name, model)
