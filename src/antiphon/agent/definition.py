@@ -214,17 +214,17 @@ def _merge_settings(definition: Definition, overrides: Overrides) -> JsonObject:
     return settings
 
 
-async def _call(function: Callable[[RunContext[Any]], Any], context: RunContext[Any], what: str, agent: str) -> Any:
+async def _call(function: Callable[[RunContext[Any]], Any], context: RunContext[Any], part: str, agent: str) -> Any:
     try:
         return await call_callback(function, context)
     except ConfigError as error:
-        raise _make_error(what, agent, error.message) from None
+        raise _make_error(part, agent, error.message) from None
     except AssertionError:
         # An assertion of a test must fail the test, not only the run.
         raise
     except Exception as error:
-        raise _make_error(what, agent, f"{type(error).__name__}: {error}") from error
+        raise _make_error(part, agent, f"{type(error).__name__}: {error}") from error
 
 
-def _make_error(what: str, agent: str, reason: str) -> ServerError:
-    return ServerError(f"The {what} of the agent '{agent}' cannot be made: {reason}", code=f"{what}_failed")
+def _make_error(part: str, agent: str, reason: str) -> ServerError:
+    return ServerError(f"The {part} of the agent '{agent}' cannot be made: {reason}", code=f"{part}_failed")
