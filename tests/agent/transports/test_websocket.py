@@ -132,6 +132,22 @@ async def test_request_is_a_message_with_the_key_in_the_handshake() -> None:
     ]
 
 
+async def test_authorization_header_replaces_the_key_in_the_handshake() -> None:
+    keys: list[list[str]] = []
+
+    async def serve_one(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        keys.append(socket.request.headers.get_all("Authorization"))
+        await socket.recv()
+        await socket.send(COMPLETED)
+
+    async with open_server(serve_one) as url:
+        transport = WebSocketTransport(url, api_key="sk-1", headers={"authorization": "Basic YQ=="})
+        await ask(transport)
+        await transport.close()
+    assert keys == [["Basic YQ=="]]
+
+
 async def test_closed_idle_connection_is_replaced() -> None:
     count = 0
 

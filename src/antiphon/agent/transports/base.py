@@ -13,6 +13,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.error_mapping import map_api_error
+from antiphon.upstream.http1.request import merge_headers
 from antiphon.upstream.options import is_header_value
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
@@ -46,7 +47,7 @@ def make_headers(headers: Mapping[str, str], api_key: object) -> dict[str, str]:
     if not isinstance(api_key, str) or not is_header_value(api_key):
         # The message does not show the key.
         raise ConfigError("api_key: it must be one line of ASCII text, without surrounding spaces or line breaks.")
-    return {"Authorization": f"Bearer {api_key}", **headers}
+    return merge_headers({"Authorization": f"Bearer {api_key}"}, headers)
 
 
 def describe_address(url: str) -> str:
