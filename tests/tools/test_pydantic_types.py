@@ -145,7 +145,7 @@ TEXT = {"type": "string", "description": "From the docstring."}
         (make(int, Field(..., ge=1, le=5, description="How good.")), NUMBER, 4, "4", 0, "Expected `int` >= 1"),
         (
             make(str, Field(min_length=2, pattern="^[a-z]+$")),
-            TEXT | {"minLength": 2, "pattern": "^[a-z]+$"},
+            TEXT | {"pattern": "^[a-z]+$", "description": "From the docstring. (minLength: 2)"},
             "ab",
             "'ab'",
             "AB",
@@ -158,7 +158,7 @@ TEXT = {"type": "string", "description": "From the docstring."}
         (make(pydantic.constr(strip_whitespace=True)), TEXT, " a ", "'a'", 4, "valid string"),
         (
             make(pydantic.SecretStr),
-            TEXT | {"description": "From the docstring. (format: password)"},
+            TEXT | {"description": "From the docstring. (format: password, writeOnly: true)"},
             "a",
             "SecretStr('**********')",
             4,
@@ -220,7 +220,7 @@ TEXT = {"type": "string", "description": "From the docstring."}
         (make(Annotated[int, "Some.", Field(ge=1, description="Last.")]), {"description": "Last."}, 1, "1", 0, ""),
         (
             make(Annotated[int, Field(examples=[4], json_schema_extra={"x": 1})]),
-            {"examples": [4], "x": 1},
+            {"description": "From the docstring. (examples: [4], x: 1)"},
             1,
             "1",
             0,

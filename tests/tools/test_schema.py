@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import decimal
+import enum
 from typing import Annotated, Any, Literal, Optional
 
 import msgspec
@@ -201,7 +202,7 @@ def test_formats_that_strict_mode_rejects_are_in_the_description() -> None:
     """can1357/oh-my-pi#206: 'uri' is not a valid format."""
     json_type = JsonType(Download, where="d")
     url = json_type.schema["properties"]["url"]
-    assert url == {"type": "string", "minLength": 1, "maxLength": 2083, "description": "format: uri"}
+    assert url == {"type": "string", "description": "format: uri, maxLength: 2083, minLength: 1"}
     assert JsonType(bytes, where="b").schema == {"type": "string", "description": "contentEncoding: base64"}
     described = Annotated[decimal.Decimal, Meta(description="In francs.")]
     assert JsonType(described, where="p").schema == {"type": "string", "description": "In francs. (format: decimal)"}
@@ -210,8 +211,66 @@ def test_formats_that_strict_mode_rejects_are_in_the_description() -> None:
     assert value == Download(url=pydantic.HttpUrl("https://example.com"), hash=b"a")
 
 
-def test_schema_with_an_unsupported_format_is_not_strict() -> None:
-    assert [is_strict({"type": "string", "format": each}) for each in ("uuid", "uri")] == [True, False]
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Account(pydantic.BaseModel):
+    name: str = pydantic.Field(min_length=2, max_length=20, pattern="^[a-z]+$", examples=["ada"])
+    level: Level = pydantic.Field(ge=2)
+    filters: pydantic.Json[str]
+    path: Annotated[str, pydantic.WithJsonSchema({"type": "string", "pattern": "^(?!/).*$"})]
+    sizes: list[int] = pydantic.Field(min_length=1, max_length=3)
+
+
+def test_keywords_that_strict_mode_rejects_are_in_the_description() -> None:
+    """openai/openai-python#2274: 'examples' is not permitted. vercel/ai#21037: regex lookaround is not supported."""
+    json_type = JsonType(Account, where="a")
+    assert json_type.schema["properties"] == {
+        "name": {
+            "type": "string",
+            "pattern": "^[a-z]+$",
+            "description": 'examples: ["ada"], maxLength: 20, minLength: 2',
+        },
+        "level": {"anyOf": [{"$ref": "#/$defs/Level"}], "description": "ge: 2"},
+        "filters": {
+            "type": "string",
+            "description": 'contentMediaType: application/json, contentSchema: {"type":"string"}',
+        },
+        "path": {"type": "string", "description": "pattern: ^(?!/).*$"},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    }
+    assert is_strict(json_type.schema)
+    with pytest.raises(msgspec.ValidationError, match="name: String should have at least 2 characters"):
+        json_type.convert({"name": "a", "level": 2, "filters": "[]", "path": "a", "sizes": [1]})
+    loose = JsonType(Annotated[str, Meta(max_length=3)], where="s", strict=False)
+    assert loose.schema == {"type": "string", "maxLength": 3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string", "format": "uuid"}, True),
+        ({"type": "string", "format": "uri"}, False),
+        ({"type": "string", "title": "City", "pattern": "^[a-z]+$"}, True),
+        ({"type": "string", "pattern": "^(?<!a)b$"}, False),
+        ({"type": "string", "minLength": 1}, False),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, False),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "properties": {"minLength": {"type": "integer"}},
+                "required": ["minLength"],
+                "additionalProperties": False,
+            },
+            True,
+        ),
+    ],
+)
+def test_schema_with_keywords_that_strict_mode_rejects_is_not_strict(schema: dict[str, Any], expected: bool) -> None:
+    assert is_strict(schema) is expected
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ for the types of pydantic.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +13,32 @@ import msgspec
 import msgspec.inspect as inspection
 
 from antiphon.errors import ConfigError
-from antiphon.protocol.json_text import read_json
+from antiphon.protocol.json_text import read_json, to_text
 from antiphon.tools.pydantic_types import describe_pydantic, support_pydantic, validate_pydantic
 
 JsonSchema = dict[str, Any]
 
-# Keywords that Python types can produce and strict mode does not support.
-_UNSUPPORTED_KEYWORDS = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "uniqueItems")
-# The formats of strings that strict mode supports. It rejects others.
+# The keywords, and the formats of strings, that strict mode supports. It rejects others, and lookaround in patterns.
+_STRUCTURE = (
+    "$defs",
+    "$ref",
+    "additionalProperties",
+    "anyOf",
+    "const",
+    "enum",
+    "items",
+    "properties",
+    "required",
+    "type",
+)
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems")
+_STRICT_KEYWORDS = frozenset((*_STRUCTURE, *_BOUNDS, "format", "pattern", "description", "title", "$schema"))
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-_FORMAT_KEYWORDS = ("format", "contentEncoding", "contentMediaType")
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")
+# Keywords that Python types can produce, and without which a schema would have another meaning.
+_UNSUPPORTED_KEYWORDS = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "uniqueItems")
+# Keywords that are not part of a strict schema. An optional property has no default, but may be null.
+_REMOVED_KEYWORDS = ("default", "title", "discriminator")
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf", "enum", "const", "$ref")
 _TYPE_NAMES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _REFERENCE = "#/$defs/{name}"
@@ -89,9 +106,7 @@ def is_strict(schema: Any) -> bool:
         return all(is_strict(each) for each in schema)
     if not isinstance(schema, dict):
         return True
-    if not schema or any(keyword in schema for keyword in (*_UNSUPPORTED_KEYWORDS, "default")):
-        return False
-    if _find_unsupported_formats(schema):
+    if not schema or _find_rejected(schema):
         return False
     properties = schema.get("properties", {})
     if schema.get("type") == "object":
@@ -99,7 +114,7 @@ def is_strict(schema: Any) -> bool:
         if not closed or set(schema.get("required", ())) != set(properties):
             return False
     inner = [*properties.values(), *schema.get("$defs", {}).values()]
-    inner += [schema[key] for key in ("items", "anyOf", "oneOf") if key in schema]
+    inner += [schema[key] for key in ("items", "anyOf") if key in schema]
     return all(is_strict(each) for each in inner)
 
 
@@ -228,12 +243,12 @@ def _tighten(schema: Any, path: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     _check_support(schema, path)
-    schema = _describe_formats(schema)
+    schema = _describe_rejected(schema)
     tight = {
         # Strict mode supports no `oneOf`. The options of a discriminated union exclude each other in any case.
         "anyOf" if key == "oneOf" else key: _tighten(value, path) if key in ("items", "anyOf", "oneOf") else value
         for key, value in schema.items()
-        if key not in ("default", "title", "properties", "discriminator")
+        if key not in (*_REMOVED_KEYWORDS, "properties")
     }
     if "$ref" in tight and len(tight) > 1:
         # Strict mode allows no other keyword next to a reference.
@@ -254,18 +269,25 @@ def _check_support(schema: JsonSchema, path: str) -> None:
         raise _UnsupportedType(path, "needs the type of the list's items", "add it")
 
 
-def _find_unsupported_formats(schema: JsonSchema) -> list[str]:
-    return [keyword for keyword in _FORMAT_KEYWORDS if keyword in schema and schema[keyword] not in _FORMATS]
+def _find_rejected(schema: JsonSchema) -> list[str]:
+    """Return the keywords of a schema that strict mode rejects."""
+    return [
+        keyword
+        for keyword, value in schema.items()
+        if keyword not in _STRICT_KEYWORDS
+        or (keyword == "format" and value not in _FORMATS)
+        or (keyword == "pattern" and _LOOKAROUND.search(str(value)))
+    ]
 
 
-def _describe_formats(schema: JsonSchema) -> JsonSchema:
-    """Return the schema with the formats that strict mode rejects in the description, where the model reads them."""
-    unsupported = _find_unsupported_formats(schema)
-    if not unsupported:
+def _describe_rejected(schema: JsonSchema) -> JsonSchema:
+    """Return the schema with keywords that strict mode rejects in the description, where the model reads them."""
+    rejected = [keyword for keyword in _find_rejected(schema) if keyword not in (*_REMOVED_KEYWORDS, "oneOf")]
+    if not rejected:
         return schema
-    notes = ", ".join(f"{keyword}: {schema[keyword]}" for keyword in unsupported)
+    notes = ", ".join(f"{keyword}: {to_text(schema[keyword])}" for keyword in rejected)
     description = f"{schema['description']} ({notes})" if "description" in schema else notes
-    return {name: value for name, value in schema.items() if name not in unsupported} | {"description": description}
+    return {name: value for name, value in schema.items() if name not in rejected} | {"description": description}
 
 
 def _find_type_name(values: Any) -> str | None:
