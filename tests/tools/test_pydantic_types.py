@@ -2,10 +2,12 @@
 
 import ast
 import dataclasses
+import datetime as dt
 import subprocess
 import sys
 import threading
 import typing
+import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 from unittest import mock
@@ -56,6 +58,11 @@ class Code:
 class Address(pydantic.BaseModel):
     city: str = Field(min_length=2)
     code: Code = "ch"  # type: ignore[assignment]
+
+
+class Booking(pydantic.BaseModel, strict=True):
+    day: dt.date
+    seats: int
 
 
 class Cat(pydantic.BaseModel):
@@ -174,6 +181,22 @@ TEXT = {"type": "string", "description": "From the docstring."}
             "Address(city='Bern', code='ch')",
             {"city": "B"},
             "city: String",
+        ),
+        (
+            make(Booking),
+            {},
+            {"day": "2026-01-31", "seats": 2},
+            "Booking(day=datetime.date(2026, 1, 31), seats=2)",
+            {"day": "2026-01-31", "seats": "2"},
+            "seats: Input should be a valid integer",
+        ),
+        (
+            make(Annotated[uuid.UUID, Field(strict=True)]),
+            TEXT | {"format": "uuid"},
+            "30e07fd2-e164-40be-89e2-95f08ed61a5c",
+            "UUID('30e07fd2-e164-40be-89e2-95f08ed61a5c')",
+            "30e0",
+            "valid UUID",
         ),
         (make(Cat | Dog, Field(discriminator="kind")), {}, {"kind": "cat"}, "Cat(kind='cat')", {"kind": "cow"}, "kind"),
         (make(Annotated[list[int], Field(max_length=2)]), {}, [1, 2], "[1, 2]", [1, 2, 3], "length <= 2"),
@@ -419,7 +442,7 @@ class Even:
         return {"type": "integer"}
 
     @classmethod
-    def model_validate(cls, value):
+    def model_validate_json(cls, data):
         raise ValueError("it is odd")
 
 try:

@@ -84,7 +84,8 @@ def validate_pydantic(kind: Any, value: Any) -> Any:
     if not _is_model(kind):
         raise NotImplementedError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
     try:
-        return kind.model_validate(value)
+        # A strict model accepts the texts of dates and enums only in JSON.
+        return kind.model_validate_json(msgspec.json.encode(value))
     except ValueError as error:
         # msgspec adds the path to a ValueError.
         raise ValueError(describe_validation_error(error)) from None
@@ -178,16 +179,16 @@ def _adapt(kind: Any, where: str) -> type:
     if "$defs" in schema:
         described["$defs"] = schema["$defs"]
 
-    def validate(value: Any) -> Any:
+    def validate(data: bytes) -> Any:
         try:
-            return vars(model.model_validate({name: value}))["value"]
+            return vars(model.model_validate_json(msgspec.json.encode({name: msgspec.Raw(data)})))["value"]
         except pydantic.ValidationError as error:
             raise ValueError(describe_validation_error(error, depth=1)) from None
 
     attributes = {
         "description": described.get("description"),
         "model_json_schema": staticmethod(lambda: copy.deepcopy(described)),
-        "model_validate": staticmethod(validate),
+        "model_validate_json": staticmethod(validate),
     }
     return Adapter("Value", (), attributes)
 
@@ -327,7 +328,7 @@ def _has_own_fields(kind: Any) -> bool:
 
 def _is_model(kind: Any) -> bool:
     """Return True for a model of pydantic, and for an adapted type."""
-    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate")
+    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json")
 
 
 def _is_own_type(kind: Any) -> bool:
