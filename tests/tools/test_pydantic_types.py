@@ -352,6 +352,16 @@ def test_unsuitable_field_is_rejected_with_its_path(kind: Any, field: Any, reaso
         make(kind, *([] if field is None else [field]))
 
 
+def test_model_whose_types_are_not_defined_is_rejected_without_links() -> None:
+    model = pydantic.create_model("Incomplete", part=("Missing", ...))
+    with pytest.raises(ConfigError) as raised:
+        make(model)
+    assert raised.value.message == (
+        "show: the type 'Incomplete' has no JSON form: `Incomplete` is not fully defined; "
+        "you should define `Missing`, then call `Incomplete.model_rebuild()`"
+    )
+
+
 async def test_values_of_pydantic_types_are_encoded_as_results() -> None:
     @tool
     def give() -> Any:

@@ -93,6 +93,13 @@ def test_unsupported_type_is_rejected_with_its_path(kind: Any, reason: str) -> N
         JsonType(kind, where="where")
 
 
+def test_dataclass_with_an_unknown_type_is_rejected() -> None:
+    kind = dataclasses.make_dataclass("Incomplete", [("part", "Missing")])
+    with pytest.raises(ConfigError) as raised:
+        JsonType(kind, where="where")
+    assert raised.value.message == "where: name 'Missing' is not defined. Define or import it at the top of the module."
+
+
 @pytest.mark.parametrize(
     ("can_loosen", "remedy"),
     [(True, "use another type, or use strict=False."), (False, "use another type.")],

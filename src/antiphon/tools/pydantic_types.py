@@ -75,7 +75,7 @@ def describe_pydantic(kind: Any) -> dict[str, Any]:
     try:
         schema: dict[str, Any] = kind.model_json_schema()
     except Exception as error:
-        raise TypeError(f"the type {name!r} has no JSON form: {error}") from None
+        raise TypeError(f"the type {name!r} has no JSON form: {_shorten_reason(error)}") from None
     return schema
 
 

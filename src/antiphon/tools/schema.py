@@ -142,6 +142,8 @@ def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
             _lift_definitions(component, definitions)
         # A recursive model of pydantic is a reference to one of its definitions.
         schema = _resolve(schema, definitions)
+    except NameError as error:
+        raise ConfigError(f"{where}: {error}. Define or import it at the top of the module.") from None
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from None
     return schema, definitions
