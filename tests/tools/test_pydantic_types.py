@@ -112,6 +112,22 @@ class Pair(Generic[T]):
     second: Annotated[int, Field(ge=1)]
 
 
+@pydantic.dataclasses.dataclass
+class Ranked(Generic[T]):
+    value: T
+    rank: Annotated[int, AfterValidator(lambda number: number * 2)]
+
+
+Amount = typing_extensions.TypeAliasType("Amount", Annotated[int, Field(ge=1)])
+Few = typing_extensions.TypeAliasType("Few", Annotated[list[T], Field(max_length=2)], type_params=(T,))
+Percent = typing.NewType("Percent", Annotated[int, Field(le=100)])
+
+
+@dataclasses.dataclass
+class Discount:
+    percent: Percent
+
+
 class Size(TypedDict, total=False):
     """A size."""
 
@@ -257,6 +273,19 @@ TEXT = {"type": "string", "description": "From the docstring."}
             {"first": "", "second": 0},
             "second",
         ),
+        (
+            make(Ranked[str]),
+            {},
+            {"value": "a", "rank": 1},
+            "Ranked(value='a', rank=2)",
+            {"value": 1, "rank": 1},
+            "value",
+        ),
+        (make(pydantic.Secret[int]), {"type": "integer"}, 4, "Secret('**********')", "a", "valid integer"),
+        (make(list[Amount]), {}, [1], "[1]", [0], "greater than or equal to 1"),
+        (make(Few[int]), {}, [1, 2], "[1, 2]", [1, 2, 3], "at most 2 items"),
+        (make(Percent), {"type": "integer", "maximum": 100}, 100, "100", 101, "less than or equal to 100"),
+        (make(Discount), {}, {"percent": 5}, "Discount(percent=5)", {"percent": 101}, "percent: Input"),
         (make(Options), {}, {"level": 3}, "{'level': 3}", {"level": 4}, "level: Input should be less"),
         (
             make(Annotated[list[Town], Field(min_length=1)]),

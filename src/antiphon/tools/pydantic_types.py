@@ -127,7 +127,7 @@ def _support(kind: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _support_annotated(arguments[0], arguments[1:], where)
-    if _is_own_type(kind) or _has_own_fields(kind):
+    if _is_own_type(kind) or _has_own_parts(kind):
         _check_no_msgspec(kind, where)
         return _adapt(kind, where)
     supported = tuple(_support(each, where) for each in arguments)
@@ -267,24 +267,31 @@ def _rebuild(kind: Any, arguments: tuple[Any, ...]) -> Any:
     return (Union if origin is types.UnionType else origin)[arguments if len(arguments) > 1 else arguments[0]]
 
 
-def _walk(kind: Any, seen: set[type]) -> Iterator[Any]:
-    """Yield a type, its arguments, and the types and `Field` defaults within dataclasses and TypedDicts.
+def _walk(kind: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield a type, its arguments, the type that it names, and the types and `Field` defaults of its fields.
 
-    `seen` are those whose fields have been visited. Each is visited once: many types may contain each other.
+    `seen` are the types that have been visited. Each is visited once: many types may contain each other.
     """
     yield kind
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     for each in arguments[:1] if origin is Annotated else arguments:
         yield from _walk(each, seen)
     definition = origin or kind
-    if not _has_fields(definition) or definition in seen:
+    if not (_has_fields(definition) or _is_name(definition)) or definition in seen:
         return
     seen.add(definition)
     if dataclasses.is_dataclass(definition):
         yield from (each.default for each in dataclasses.fields(definition) if is_field(each.default))
     with contextlib.suppress(NameError, TypeError):
-        for each in typing.get_type_hints(definition, include_extras=True).values():
+        for each in _list_inner(definition):
             yield from _walk(each, seen)
+
+
+def _list_inner(definition: Any) -> Iterable[Any]:
+    """Return the types of the fields, or the type that a name stands for."""
+    if _has_fields(definition):
+        return typing.get_type_hints(definition, include_extras=True).values()
+    return [definition.__supertype__ if isinstance(definition, typing.NewType) else definition.__value__]
 
 
 def _list_annotations(kind: Any) -> tuple[Any, ...]:
@@ -312,10 +319,16 @@ def _has_fields(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "__total__"))
 
 
-def _has_own_fields(kind: Any) -> bool:
-    """Return True for a dataclass or TypedDict whose fields have annotations, types or defaults of pydantic."""
+def _is_name(kind: Any) -> bool:
+    """Return True for an alias (`type Name = ...`) and a `NewType`."""
+    return isinstance(kind, typing.NewType) or type(kind).__name__ == "TypeAliasType"
+
+
+def _has_own_parts(kind: Any) -> bool:
+    """Return True for a type with fields, or a name of a type, that has annotations, types or defaults of pydantic."""
+    definition = typing.get_origin(kind) or kind
     # pydantic refuses a generic TypedDict before Python 3.12.
-    if not _has_fields(kind) and not dataclasses.is_dataclass(typing.get_origin(kind)):
+    if not (_has_fields(kind) or dataclasses.is_dataclass(definition) or _is_name(definition)):
         return False
     return any(
         is_field(each)
@@ -333,8 +346,9 @@ def _is_model(kind: Any) -> bool:
 
 def _is_own_type(kind: Any) -> bool:
     """Return True for a type, other than a model, that pydantic validates."""
-    is_own = hasattr(kind, "__get_pydantic_core_schema__") or hasattr(kind, "__pydantic_validator__")
-    return is_own and isinstance(kind, type) and not _is_model(kind)
+    definition = typing.get_origin(kind) or kind
+    is_own = hasattr(definition, "__get_pydantic_core_schema__") or hasattr(definition, "__pydantic_validator__")
+    return is_own and isinstance(definition, type) and not _is_model(definition)
 
 
 def _is_annotation(annotation: Any) -> bool:
