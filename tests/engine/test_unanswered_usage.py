@@ -43,6 +43,20 @@ async def test_request_whose_client_leaves_before_the_answer_is_counted(operatio
     assert (row.model, row.requests, row.input_tokens > 5, row.output_tokens) == ("big", 1, True, 0)
 
 
+async def test_compaction_whose_client_leaves_during_the_summary_is_counted() -> None:
+    history = [{"role": role, "content": "word " * 400} for role in ("user", "assistant")] * 10
+    request = codec.decode_request(codec.encode({"model": "fast", "input": history})).body
+    async with run_on_upstream(context_window=8000) as (engine, server):
+        calling = asyncio.create_task(engine.compact(request, project="p"))
+        await server.until_requests(1)
+        calling.cancel()
+        await asyncio.wait({calling})
+        await engine.usage.close()
+        (row,) = await engine.admin_store.list_usage(0, 2**40, width=MINUTE)
+    assert "You write the notes" in server.requests[0].json["messages"][0]["content"]
+    assert (row.model, row.requests, row.input_tokens > 5000, row.output_tokens) == ("big", 1, True, 0)
+
+
 async def test_request_whose_client_leaves_the_queue_of_an_upstream_is_not_counted() -> None:
     request = codec.decode_request(codec.encode({"model": "fast", "input": "hi"})).body
     async with run_on_upstream(max_concurrent=1) as (engine, server):

@@ -135,6 +135,7 @@ class Summariser:
                 streamed=False,
                 background=turn.background,
                 limits=turn.limits,
+                progress=turn.progress,
                 outbound=turn.outbound,
             )
             counted = await route.count_tokens(summary_turn)
