@@ -21,7 +21,10 @@ from antiphon.upstream.addresses import OutboundRules
 
 
 class TurnProgress(msgspec.Struct):
-    """The progress of a turn, which all its copies share. `is_sent`: its model has begun, or may have begun."""
+    """The progress of a turn, which all its copies share.
+
+    `is_sent`: a model call whose usage is not reported yet has begun, or may have begun.
+    """
 
     is_sent: bool = False
 

@@ -138,8 +138,8 @@ class UsageRecorder:
         If it was interrupted before its last model call reported the usage, the tokens of this call are estimated. A
         call that failed without output, or was cancelled before it began, is not counted.
         """
-        parts = run.split_output()
-        if parts is not None and prepared is not None and (parts[1] or _has_begun(run, prepared)):
+        parts = run.split_output() if prepared is not None and prepared.turn.progress.is_sent else None
+        if prepared is not None and parts is not None and (parts[1] or run.response.status == "cancelled"):
             self.start(self._record_estimate(project, key_id, run, prepared, *parts))
         elif run.usage is not None:
             self.record(project, key_id, find_model(run.response, prepared), run.usage)
@@ -293,11 +293,6 @@ def _join_rows(
 
 def _begin_hour(row: UsageRow) -> UsageRow:
     return row._replace(started_at=row.started_at // HOUR * HOUR)
-
-
-def _has_begun(run: Run, prepared: Prepared) -> bool:
-    """Return True if a run without output was cancelled after its model call had begun."""
-    return run.response.status == "cancelled" and prepared.turn.progress.is_sent
 
 
 def find_model(response: Response, prepared: Prepared | None) -> str:

@@ -53,13 +53,16 @@ class StrictOutput(Stage):
         budget = TurnBudget(max_tokens=turn.request.max_output_tokens)
         collected = await _collect(schema, answer, budget)
         if collected.fault is not None and collected.is_replaceable:
+            turn.progress.is_sent = budget.spent is None
             yield list(map(_reopen, collected.accounting))
             record = AnswerRecord(0)
             record.received = collected.deltas[:-1]
             following = _extend(
                 turn, request_correction(record, collected.fault), max_tokens=budget.count_tokens_left()
             )
-            collected = await _collect(schema, await self.inner.stream(following), budget)
+            answer = await self.inner.stream(following)
+            turn.progress.is_sent = True
+            collected = await _collect(schema, answer, budget)
         if collected.fault is None:
             yield collected.deltas
         else:

@@ -152,6 +152,7 @@ class Compactor:
         counted = deltas.TokenUsage(compacted.usage, is_open=True)
         closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item), *served, counted]
         if not isinstance(started, Serving):
+            turn.progress.is_sent = False
             yield closed
             closed = []
         if isinstance(started, Exception):

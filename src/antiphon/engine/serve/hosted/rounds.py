@@ -195,6 +195,7 @@ class HostedRun:
     async def _stream_answer(self, reader: AnswerReader, emitted: list[Delta]) -> AsyncGenerator[Sequence[Delta], None]:
         """Yield the deltas of the next model call, and add those of its answer to `emitted`."""
         if self._usage is not None:
+            self._turn.progress.is_sent = False
             yield [deltas.TokenUsage(self._usage, is_open=True)]
         serving, self._started = self._started or await self._start_answer(()), None
         async with aclosing(serving.deltas) as answer:

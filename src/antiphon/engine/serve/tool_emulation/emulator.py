@@ -110,10 +110,13 @@ class Emulator(Stage):
                         yield output
             if translator.next_items is None:
                 return
+            progress = translated.turn.progress
             if budget.spent is not None:
+                progress.is_sent = False
                 yield [TokenUsage(budget.spent, is_open=True)]
             translated = translated.extend(translator.next_items, max_tokens=budget.count_tokens_left())
             answer = await self.inner.stream(translated.turn)
+            progress.is_sent = True
 
 
 async def _feed(translator: AnswerTranslator, batch: Sequence[Delta]) -> list[Delta]:
