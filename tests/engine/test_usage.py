@@ -13,6 +13,7 @@ from antiphon.engine import usage as module
 from antiphon.engine.usage import Charge, UsageRecorder
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec
+from antiphon.protocol.hosted import McpListTools, McpToolInfo
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
@@ -304,6 +305,7 @@ async def count_until_gate(harness: EngineHarness, **fields: Any) -> UsageRow:
 
 
 TOKENS = {"usage": {"input_tokens": 10, "output_tokens": 4, "total_tokens": 14}}
+FAILURE = {"failure": {"message": "No.", "code": "model_error"}}
 
 
 @pytest.mark.parametrize(
@@ -316,10 +318,27 @@ async def test_interrupted_call_after_a_hosted_tool_is_counted_by_an_estimate(an
     assert (row.requests, row.input_tokens > 30, row.output_tokens) == (1, True, output_tokens)
 
 
+@pytest.mark.parametrize(
+    "answer", [[{"text": "one two three"}, {"wait": "gate"}], [{"text": "one two three"}, FAILURE]]
+)
+async def test_items_before_the_first_call_are_no_output_of_it(answer: Any) -> None:
+    tool = RecordingTool()
+    tool.introduced = [deltas.WholeItem(McpListTools("docs", [McpToolInfo("f", {}, description="word " * 1000)]))]
+    async with run_engine(make_script(answer), tool) as harness:
+        run = await harness.ask("hi", project="p", tools=[FILE_SEARCH])
+        draining = asyncio.create_task(run.drain())
+        if answer[1] is not FAILURE:
+            await harness.backend.reached("gate")
+            run.cancel()
+        assert [item.type for item in (await draining).output] == ["mcp_list_tools", "message"]
+        await harness.engine.usage.close()
+        (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.requests, row.output_tokens) == (1, 11)
+
+
 async def test_call_that_fails_after_a_hosted_tool_is_counted_if_it_has_output() -> None:
-    failure = {"failure": {"message": "No.", "code": "model_error"}}
     counted = []
-    for answer in ([failure], [{"text": "one two three"}, failure]):
+    for answer in ([FAILURE], [{"text": "one two three"}, FAILURE]):
         async with run_engine(make_script([make_call("cats"), TOKENS], answer), RecordingTool()) as harness:
             await harness.answer(tools=[FILE_SEARCH])
             await harness.engine.usage.close()
@@ -334,8 +353,7 @@ async def test_call_that_fails_after_a_hosted_tool_is_counted_if_it_has_output()
 async def test_failed_response_of_a_stateless_server_is_counted(
     make_harness: Any, reported: list[Any], output_tokens: int
 ) -> None:
-    failure = {"failure": {"message": "No.", "code": "model_error"}}
-    harness = await make_harness({"default": [{"text": "one two three"}, *reported, failure]}, stateless=True)
+    harness = await make_harness({"default": [{"text": "one two three"}, *reported, FAILURE]}, stateless=True)
     response = await (await harness.ask(project="p", store=False)).drain()
     await harness.engine.usage.close()
     (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)

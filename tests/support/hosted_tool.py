@@ -42,7 +42,7 @@ class RecordingTool(HostedTool):
 
     While the folder has a file `hold`, queries that begin with `before` or `after` stop for ever before or after their
     effect, and write a file `held-QUERY`. In process, `gate` stops a call before its effect. Calls whose arguments
-    contain `repeatable` are repeatable.
+    contain `repeatable` are repeatable. `introduced` are the deltas before the first model call.
     """
 
     def __init__(self, kind: Kind = "file_search", *, folder: Path | None = None) -> None:
@@ -50,6 +50,7 @@ class RecordingTool(HostedTool):
         self.types = frozenset(WEB_SEARCH_TYPES if kind == "web_search" else {kind})
         self.effects: list[str] = []
         self.opened: list[HostedContext] = []
+        self.introduced: Sequence[Delta] = ()
         self.closed = 0
         self.gate: asyncio.Event | None = None
         self.reached = asyncio.Event()
@@ -82,6 +83,9 @@ class _Session(HostedSession):
     def __init__(self, tool: RecordingTool) -> None:
         self._tool = tool
         self.functions = [HostedFunction(name=tool.kind, description="Searches the files.", parameters=PARAMETERS)]
+
+    async def introduce(self) -> AsyncGenerator[Sequence[Delta], None]:
+        yield self._tool.introduced
 
     def begin(self, name: str, key: str) -> HostedCall:
         assert name == self._tool.kind

@@ -24,9 +24,11 @@ class TurnProgress(msgspec.Struct):
     """The progress of a turn, which all its copies share.
 
     `is_sent`: a model call whose usage is not reported yet has begun, or may have begun.
+    `item_count` is the number of output items before the first call.
     """
 
     is_sent: bool = False
+    item_count: int = 0
 
     def mark_sent(self) -> None:
         self.is_sent = True

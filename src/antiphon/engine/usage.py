@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from antiphon import offload
-from antiphon.backends.base import Turn
+from antiphon.backends.base import Turn, TurnProgress
 from antiphon.config.limits import ANY_MODEL, ModelPrice
 from antiphon.engine.prepare.prepare import Items, Prepared
 from antiphon.engine.respond.run import Run
@@ -138,7 +138,8 @@ class UsageRecorder:
         If it was interrupted before its last model call reported the usage, the tokens of this call are estimated. A
         call that failed without output, or was cancelled before it began, is not counted.
         """
-        parts = run.split_output() if prepared is not None and prepared.turn.progress.is_sent else None
+        progress = TurnProgress() if prepared is None else prepared.turn.progress
+        parts = run.split_output(progress.item_count) if progress.is_sent else None
         if prepared is not None and parts is not None and (parts[1] or run.response.status == "cancelled"):
             self.start(self._record_estimate(project, key_id, run, prepared, *parts))
         elif run.usage is not None:

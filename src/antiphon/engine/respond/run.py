@@ -179,11 +179,14 @@ class Run:
         if not self._composer.has_calls and not any(map(_awaits_client, self._composer.output)):
             self._interrupt(Finish("steered"))
 
-    def split_output(self) -> tuple[list[Item | Unknown], list[Item | Unknown]] | None:
-        """Return the output before the last model call and that of the call. None if `usage` includes the call."""
-        start = self._composer.open_from
-        if start is None:
+    def split_output(self, item_count: int) -> tuple[list[Item | Unknown], list[Item | Unknown]] | None:
+        """Return the output before the last model call and that of the call. None if `usage` includes the call.
+
+        `item_count` is the number of items before the first call.
+        """
+        if self._composer.open_from is None:
             return None
+        start = max(self._composer.open_from, item_count)
         output = self._composer.output
         return output[:start], output[start:]
 

@@ -295,6 +295,8 @@ class HostedRun:
     def _add_to_context(self, emitted: Sequence[Delta]) -> None:
         """Add the items of these deltas to the context of the next model call."""
         items = self._output.add(emitted)
+        if not self._answers:
+            self._turn.progress.item_count += len(items)
         self._programs.observe(items)
         self._context += self._translate(self._programs.select_context(items))
 
