@@ -128,6 +128,16 @@ def test_message_that_starts_again_before_its_first_block_is_read() -> None:
     assert _read(make_reader(), b"\n\n".join((start, start, rest))) == once
 
 
+def test_message_that_starts_again_does_not_end_for_the_reason_of_the_first_one() -> None:
+    reader = make_reader()
+    raw = (WIRE / "broken_off.sse").read_bytes()
+    start = raw.split(b"\n\n", 1)[0] + b"\n\n"
+    end = b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":0}}\n\n'
+    _read(reader, start + end + raw)
+    with pytest.raises(UpstreamError, match="before the answer ended"):
+        reader.end()
+
+
 def test_second_message_in_one_answer_is_upstream_error() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())

@@ -196,6 +196,7 @@ class MessagesReader:
         if self._has_started and self._block_count:  # before the first block, a proxy has tried again
             raise UpstreamError("The upstream started a second message within one answer.")
         self._has_started = True
+        self._counts, self._stop_reason, self._explanation = TokenCounts(), None, None
         if event.message is not None:
             self._observe_model(event.message)
             self._add_counts(event.message.usage)
