@@ -109,6 +109,15 @@ def test_legacy_function_call_loses_the_empty_object() -> None:
     assert [arguments for _, arguments in read_calls(chunks)] == ['{"a":1}']
 
 
+@pytest.mark.parametrize("index", [0, None])
+@pytest.mark.parametrize("texts", [["{}", '{"a":1}'], ["{", "}", '{"a"', ":1}"], ["{}", "", '{"a":1}']])
+def test_parts_that_repeat_id_and_name_belong_to_the_call_of_the_empty_object(
+    texts: list[str], index: int | None
+) -> None:
+    chunks = [chunk(part(text, index=index, name="f")) for text in texts]
+    assert [arguments for _, arguments in read_calls(chunks)] == ['{"a":1}']
+
+
 def list_events(name: str) -> list[tuple[str, int]]:
     """Return the ends and starts of items in the events of two calls, the first one with `{}` as its arguments."""
     tools = [FunctionTool("now"), FunctionTool("get", parameters={"type": "object", "required": ["a"]})]

@@ -77,6 +77,11 @@ class _Call:
         self.is_settled = False
 
     @property
+    def lacks_arguments(self) -> bool:
+        """Return True if an empty object is held, and the tool requires arguments, as far as is known."""
+        return bool(self.held) and not self._names.may_lack_arguments(self.name)
+
+    @property
     def is_empty(self) -> bool:
         return not any(piece.strip() for piece in self.arguments)
 
@@ -293,6 +298,8 @@ def _is_other(call: _Call, given: str | None, name: str, arguments: str) -> bool
     # By the specification, further parts of a call with an id have none.
     if _is_renamed(call, name) and (given is not None or call.id is None):
         return True
+    if given is not None and call.lacks_arguments:
+        return False
     return bool(arguments.strip()) and call.is_whole()
 
 
