@@ -11,7 +11,7 @@ import pytest
 from antiphon.errors import StoreUnavailable
 from antiphon.store.base import StoredResponse
 from antiphon.store.location import locate_store
-from support.postgres_server import PostgresServer, is_installed
+from support.postgres_server import EmptySchema, PostgresServer, is_installed
 
 pytest.importorskip("asyncpg")
 if not is_installed():
@@ -28,6 +28,13 @@ MakeStored = Callable[..., StoredResponse]
 
 LIMIT = "SELECT current_setting('idle_in_transaction_session_timeout')"
 LOCK = "SELECT 1 FROM responses FOR UPDATE"
+WAIT_FOR_END = """
+DO $$ BEGIN
+    WHILE EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {}) LOOP
+        PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+    END LOOP;
+END $$
+"""
 
 
 async def read_limit(connection: Any) -> str:
@@ -133,4 +140,28 @@ async def test_frozen_writer_repeats_its_transaction(
     finally:
         await other.close()
     assert found == [1, 0]
+    assert store.failure is None
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+async def test_transaction_that_ends_before_its_commit_is_sent_is_repeated(
+    store: PostgresStore, postgres_schema: EmptySchema, shorten_limit: Callable[[], None], *, is_blocked: bool
+) -> None:
+    """After a freeze of this process, the last result and the end of the session arrive together."""
+    shorten_limit()
+    attempts: list[int] = []
+
+    async def lock_until_end(connection: Any) -> None:
+        pid = connection.get_server_pid()
+        attempts.append(pid)
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        if len(attempts) == 1 and is_blocked:
+            asyncio.get_running_loop().call_soon(postgres_schema.execute, WAIT_FOR_END.format(pid))
+        await connection.execute(LOCK)
+        if len(attempts) == 1 and not is_blocked:
+            await ended.wait()
+
+    await asyncio.wait_for(store._writer.submit(lock_until_end, ()), 20)
+    assert len(set(attempts)) == 2
     assert store.failure is None

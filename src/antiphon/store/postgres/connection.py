@@ -209,8 +209,13 @@ async def roll_back(connection: "Connection[Any]") -> None:
         raise
 
 
-def is_ended_as_idle(error: BaseException) -> bool:
-    """Return True if the server has ended a transaction because it was idle. It has then not received the COMMIT."""
+def is_uncommitted(error: BaseException) -> bool:
+    """Return True if the server cannot have received the COMMIT that failed with this error.
+
+    It has ended the transaction because it was idle, or the end of the session arrived together with the last result.
+    """
+    if isinstance(error, asyncpg.InternalClientError):
+        return "cannot switch to state" in str(error)  # asyncpg checks its state before it sends a statement
     return any(isinstance(each, asyncpg.IdleInTransactionSessionTimeoutError) for each in (error, error.__cause__))
 
 

@@ -28,7 +28,7 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     close,
     describe_error,
-    is_ended_as_idle,
+    is_uncommitted,
     roll_back,
 )
 from antiphon.store.write_observer import OnWrite, count_failures
@@ -139,7 +139,7 @@ class GroupWriter:
                     raise
             except CONNECTION_ERRORS as error:
                 self._discard_connection()
-                can_repeat = attempt.can_repeat or is_ended_as_idle(error)
+                can_repeat = attempt.can_repeat or is_uncommitted(error)
                 if has_reconnected or not (can_repeat or _are_idempotent(batch)):
                     raise
                 has_reconnected, is_repeated = True, not can_repeat
@@ -190,7 +190,8 @@ class _Attempt:
             await _execute_group(self._connection, work, group)
         if self._is_repeated:
             await self._correct(batch)
-        self.can_repeat = False
+        # The session may have ended since the last result. Then the COMMIT is not sent.
+        self.can_repeat = self._connection.is_closed()
         await self._connection.execute("COMMIT")
 
     async def _correct(self, batch: Sequence[QueuedOperation]) -> None:
