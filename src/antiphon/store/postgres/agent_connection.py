@@ -86,19 +86,27 @@ class AgentConnection:
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await self._connect()
+            connection = self._connection
             try:
-                yield self._connection
+                yield connection
             except CONNECTION_ERRORS:
-                self._connection.terminate()
+                connection.terminate()
                 raise
+            finally:
+                if self._is_closed:  # closed while the connection was opened
+                    connection.terminate()
 
     async def _connect(self) -> "Connection[Any]":
         connector = PostgresConnector(self._address)
         try:
             connection = await connector.connect()
-            if not self._is_migrated:
-                await migrate(connection, read_migrations("postgres"), name=str(self._address))
-                self._is_migrated = True
+            try:
+                if not self._is_migrated:
+                    await migrate(connection, read_migrations("postgres"), name=str(self._address))
+                    self._is_migrated = True
+            except BaseException:
+                connection.terminate()
+                raise
             return connection
         except OPENING_ERRORS as error:
             if self._is_migrated:
