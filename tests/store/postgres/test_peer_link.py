@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.store.peer_link import PeersUnresponsive
 
@@ -177,3 +178,29 @@ async def test_foreign_notification_is_ignored(links: list[PostgresPeerLink], ca
         links[2]._notifications.send_message(text)
     assert await links[0].ask("repeat", b"a") == [b"aa"]
     assert set(caplog.messages) == {"a notification cannot be read"}
+
+
+class LogQueue(logging.Handler):
+    """The messages of a logger, as they are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages = asyncio.Queue[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.put_nowait(record.getMessage())
+
+
+async def test_wrong_url_for_notifications_is_reported(postgres_url: str) -> None:
+    store = locate_store(postgres_url, limits=StoreLimits(listen_url=f"{postgres_url}&sslmode"))
+    log = LogQueue()
+    notifications_module.logger.addHandler(log)
+    try:
+        await store.open()
+        store.on_change = lambda *_: None
+        message = await asyncio.wait_for(log.messages.get(), TIMEOUT)
+        await store.close()
+    finally:
+        notifications_module.logger.removeHandler(log)
+    assert message.startswith("notifications are not received: The store 127.0.0.1:")
+    assert message.endswith("/postgres cannot be opened: the URL is invalid.")

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError
 from antiphon.store.base import OnChange
-from antiphon.store.postgres.connection import CONNECTION_ERRORS, PostgresConnector, close
-from antiphon.store.postgres.driver import asyncpg
+from antiphon.store.postgres.connection import OPENING_ERRORS, PostgresConnector, close, explain_refusal
 from antiphon.store.postgres.pool import PostgresPool
 
 if TYPE_CHECKING:
@@ -161,9 +160,9 @@ class Notifications:
             began_at = time.monotonic()
             try:
                 await self._listen_until_lost(connector)
-            except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
+            except OPENING_ERRORS as error:  # also those of a wrong URL: `store_listen_url` is first used here
                 if not self._has_failed:
-                    logger.warning("notifications are not received: %s", type(error).__name__)
+                    logger.warning("notifications are not received: %s", explain_refusal(connector.address, error))
                 self._has_failed = True
             # A connection that worked is replaced at once: without it, other processes may take over the runs.
             await asyncio.sleep(max(0.0, began_at + RECONNECT_SECONDS - time.monotonic()))
