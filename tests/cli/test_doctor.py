@@ -241,7 +241,8 @@ def test_database_that_cannot_be_written_to_is_a_problem_with_its_remedy(postgre
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ("search_path=missing", "the search_path of its user has no schema that exists. Create the schema"),
+        ("search_path=missing", "the search_path of its user has no schema that exists and that it may use. Create"),
+        ("role=pg_signal_backend", "no schema that exists and that it may use. Create the schema, grant it USAGE on"),
         ("role=pg_monitor", "its user may not create tables in the schema {schema}. Grant it CREATE on the schema"),
     ],
 )

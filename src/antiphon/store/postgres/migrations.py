@@ -26,7 +26,10 @@ CREATE TABLE antiphon_schema (version integer PRIMARY KEY, name text NOT NULL, a
 
 _STATE = "SELECT current_schema(), pg_is_in_recovery(), current_setting('transaction_read_only')::bool"
 
-NO_SCHEMA = "the search_path of its user has no schema that exists. Create the schema, or correct the search_path"
+NO_SCHEMA = (
+    "the search_path of its user has no schema that exists and that it may use. Create the schema, grant it USAGE on "
+    "the schema, or correct the search_path"
+)
 
 _VERSION = "SELECT coalesce(max(version), 0) FROM antiphon_schema"
 
