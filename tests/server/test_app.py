@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -49,6 +50,36 @@ def test_unexpected_error_shows_only_the_request_id(
 def test_server_continues_after_an_unexpected_error(serve: Callable[..., Any]) -> None:
     running = serve(store=ForgetfulStore())
     assert [running.ask("GET", path).status for path in ("/v1/responses/resp_1", "/healthz")] == [500, 200]
+
+
+class StuckStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reading = asyncio.Event()
+
+    async def load_response(self, project: str, response_id: str) -> Response | None:
+        self.is_reading.set()
+        await asyncio.Event().wait()
+        return None
+
+    load_bare_response = load_response
+
+
+async def test_cancelled_request_is_logged_with_the_status_of_its_response(
+    make_channel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    store = StuckStore()
+    app = App(Engine(backends={}, store=store), make_settings())
+    channel = make_channel()
+    scope = {"type": "http", "method": "GET", "path": "/v1/responses/resp_1", "query_string": b"", "headers": []}
+    task = asyncio.create_task(app(scope, channel.receive, channel.send))
+    await store.is_reading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (line,) = [record.msg for record in caplog.records if record.name == "antiphon.access"]
+    assert (line.path, line.status, line.error) == ("/v1/responses/resp_1", 503, "server_unavailable")
 
 
 ROUTES = make_router(Engine(backends={}, store=MemoryStore()), make_settings()).entries

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.config.settings import Settings
 from antiphon.engine.engine import Engine
-from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, RateLimited
+from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, RateLimited, Unavailable
 from antiphon.server.auth import CHALLENGE, Authenticator, make_scope_error
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.error_response import make_internal_error
@@ -147,6 +147,9 @@ class App:
         elif isinstance(error, Exception):
             await self._respond_error(http_request, error)
         else:
+            if isinstance(error, asyncio.CancelledError):  # by a server that stops; `HttpCycle` responds
+                http_request.status = http_request.status or Unavailable.status
+                http_request.error_code = Unavailable.default_code
             if self._spans is not None:
                 self._spans.record_error(http_request, error)
             return False
