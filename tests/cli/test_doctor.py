@@ -325,6 +325,8 @@ def test_folder_of_the_seal_keys_is_checked(home, diagnose, monkeypatch):
         assert diagnose(settings)[1]["seal keys"] == warned
     folder.chmod(0o757)
     assert diagnose(settings)[1]["seal keys"] == warned
+    folder.chmod(0o1777)
+    assert diagnose(settings)[1]["seal keys"] == make_finding("seal keys", f"1 in {path}")
 
 
 def test_wrong_settings_are_problems(home, script, capfd):

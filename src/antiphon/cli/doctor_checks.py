@@ -241,7 +241,7 @@ async def check_seal_keys(settings: Settings) -> list[Finding]:
     if not path.exists():
         return [_judge_new_file("seal keys", path, "data_dir or seal_keys")]
     count = len(load_secrets(path))
-    if _may_others_write(path.parent):
+    if _may_others_replace_files(path.parent):
         text = f"other users may replace {path}"
         return [warning("seal keys", text, f"Run: chmod go-w {path.parent}")]
     if path.stat().st_mode & _OTHER_USERS:
@@ -249,12 +249,14 @@ async def check_seal_keys(settings: Settings) -> list[Finding]:
     return [ok("seal keys", f"{count} in {path}")]
 
 
-def _may_others_write(folder: Path) -> bool:
-    """Return True if other users may write to a folder. The group of this process is often its own.
+def _may_others_replace_files(folder: Path) -> bool:
+    """Return True if other users may replace files in a folder. The group of this process is often its own.
 
     It is that of the user, or that of a volume in a container.
     """
     status = folder.stat()
+    if status.st_mode & stat.S_ISVTX:  # as for /tmp: only the owner of a file may replace it
+        return False
     is_own_group = status.st_gid == os.getegid()
     return bool(status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWGRP | stat.S_IWOTH))
 
