@@ -184,6 +184,26 @@ def test_schema_version_of_the_store_is_checked(home, diagnose, version, state, 
     assert message in found["store"]["message"]
 
 
+def test_tables_of_another_program_are_a_problem(home, diagnose, postgres_server):
+    connection = sqlite3.connect(home / "store.db")
+    connection.executescript("CREATE TABLE items (id); CREATE TABLE orders (id); CREATE TABLE responses (id)")
+    connection.close()
+    schema = EmptySchema(postgres_server)
+    try:
+        schema.execute("CREATE TABLE items (id int); CREATE TABLE orders (id int); CREATE TABLE responses (id int)")
+        found = [diagnose(f'store = "{url}"')[1]["store"] for url in (f"sqlite:///{home}/store.db", schema.url)]
+    finally:
+        schema.remove()
+    text, advice = (
+        "has tables of another program: items, responses",
+        "Use another file, or a database or a schema of its own.",
+    )
+    assert found == [
+        make_finding("store", f"sqlite:///{home}/store.db {text}", "problem", advice),
+        make_finding("store", f"{postgres_server} {text}", "problem", advice),
+    ]
+
+
 def test_file_that_is_no_database_is_a_problem(home, diagnose):
     (home / "store.db").write_bytes(b"not a database, " * 100)
     status, found = diagnose(f'store = "sqlite:///{home}/store.db"')

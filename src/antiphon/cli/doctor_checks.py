@@ -168,6 +168,9 @@ def _judge_store(settings: Settings, condition: StoreCondition) -> Iterable[Find
     if schema > newest:
         text = f"{shown} has schema version {schema}, this program supports up to {newest}"
         yield problem("store", text, "Update Antiphon, or use another store.")
+    elif condition.other_tables:
+        text = f"{shown} has tables of another program: {', '.join(condition.other_tables)}"
+        yield problem("store", text, "Use another file, or a database or a schema of its own.")
     elif condition.refusal is not None:
         text = f"{shown} cannot be written to: {condition.refusal}"
         yield problem("store", text, advice)

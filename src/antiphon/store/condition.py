@@ -8,7 +8,8 @@ class StoreCondition(Struct, frozen=True, kw_only=True):
 
     `schema` is its version, 0 for a new database, and `newest` the version that this program needs. `refusal` is the
     reason why nothing can be written now. `clock_offset` is the number of seconds by which the database's clock is
-    ahead of ours. `has_keys`: there are API keys in it, valid or not.
+    ahead of ours. `has_keys`: there are API keys in it, valid or not. `other_tables` are tables of another program with
+    names of ours, which a new database must not have.
     """
 
     schema: int
@@ -16,3 +17,4 @@ class StoreCondition(Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     clock_offset: float = 0.0
     has_keys: bool = False
+    other_tables: tuple[str, ...] = ()

@@ -54,6 +54,16 @@ def test_file_of_a_newer_version_is_rejected(connection: sqlite3.Connection) -> 
     assert read_state(connection) == (2, ["a", "b"])
 
 
+def test_file_with_tables_of_another_program_is_rejected(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE b (z)")
+    with pytest.raises(ConfigError) as error:
+        migrate(connection, [FIRST, SECOND], path="store.db")
+    assert str(error.value) == (
+        "The store store.db cannot be opened: it has tables of another program (b). Use another file."
+    )
+    assert read_state(connection) == (0, ["b"])
+
+
 def test_migration_from_version_1_keeps_responses(connection: sqlite3.Connection) -> None:
     migrations = read_migrations("sqlite")
     migrate(connection, migrations[:1], path="store.db")

@@ -13,7 +13,12 @@ from antiphon.store.postgres.connection import (
     close,
     explain_refusal,
 )
-from antiphon.store.postgres.migrations import NO_SCHEMA, explain_missing_rights, read_version
+from antiphon.store.postgres.migrations import (
+    NO_SCHEMA,
+    explain_missing_rights,
+    find_other_tables,
+    read_version,
+)
 from antiphon.store.postgres.notifications import Notifications, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
@@ -67,6 +72,7 @@ async def inspect_database(url: str) -> StoreCondition:
         try:
             schema = await read_version(connection)
             refusal = await explain_missing_rights(connection, migrations)
+            other_tables = await find_other_tables(connection, migrations)
             # Older schemas do not have the table.
             has_table = await connection.fetchval(_CAN_READ_KEYS)
             has_keys = has_table and await connection.fetchval("SELECT EXISTS (SELECT 1 FROM api_keys)")
@@ -91,4 +97,5 @@ async def inspect_database(url: str) -> StoreCondition:
         refusal=refusal,
         clock_offset=now - (started + ended) / 2,
         has_keys=has_keys,
+        other_tables=tuple(other_tables),
     )

@@ -1,11 +1,10 @@
 """Migration of a PostgreSQL database to the current schema. The table `antiphon_schema` has the version."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ConfigError
-from antiphon.store.migration_files import Migration
+from antiphon.store.migration_files import Migration, list_tables
 from antiphon.store.postgres.connection import run_transaction
 from antiphon.store.postgres.driver import asyncpg
 
@@ -44,6 +43,11 @@ WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schem
 ORDER BY relname
 """
 _SHOWN_TABLES = 3
+
+_EXISTING = """
+SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema() AND tablename = ANY ($1::text[])
+ORDER BY tablename
+"""
 
 
 async def read_version(connection: "Connection[Any]") -> int:
@@ -88,9 +92,9 @@ async def migrate(connection: "Connection[Any]", migrations: Sequence[Migration]
 
 async def explain_missing_rights(connection: "Connection[Any]", migrations: Sequence[Migration]) -> str | None:
     """Return the reason why the user cannot read and change all tables, with the remedy, or None if it can."""
-    scripts = "\n".join(migration.script for migration in migrations)
-    tables = ["antiphon_schema", *re.findall(r"^CREATE TABLE (\w+)", scripts, re.MULTILINE)]
-    forbidden = [table for (table,) in await connection.fetch(_FORBIDDEN, tables)]
+    forbidden = [
+        table for (table,) in await connection.fetch(_FORBIDDEN, ["antiphon_schema", *list_tables(migrations)])
+    ]
     if not forbidden:
         return None
     more = f" and {len(forbidden) - _SHOWN_TABLES} more" if len(forbidden) > _SHOWN_TABLES else ""
@@ -98,6 +102,13 @@ async def explain_missing_rights(connection: "Connection[Any]", migrations: Sequ
         f"its user may not read and change all tables ({', '.join(forbidden[:_SHOWN_TABLES])}{more}). "
         "Grant it SELECT, INSERT, UPDATE and DELETE on all tables of the schema"
     )
+
+
+async def find_other_tables(connection: "Connection[Any]", migrations: Sequence[Migration]) -> list[str]:
+    """Return the tables of another program with names that the migrations need. A new schema has none of ours."""
+    if await read_version(connection):
+        return []
+    return [table for (table,) in await connection.fetch(_EXISTING, list_tables(migrations))]
 
 
 async def _apply(connection: "Connection[Any]", migration: Migration, *, name: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from antiphon.errors import ConfigError
 from antiphon.store.condition import StoreCondition
 from antiphon.store.migration_files import read_migrations
+from antiphon.store.sqlite.migrations import find_other_tables
 from antiphon.store.sqlite.open_errors import describe_open_error
 
 _LOCK_SECONDS = 2.0
@@ -13,6 +14,7 @@ _LOCK_SECONDS = 2.0
 
 def inspect_file(path: Path) -> StoreCondition:
     """Return the condition of an existing file. Raises ConfigError if it cannot be opened."""
+    migrations = read_migrations("sqlite")
     try:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_LOCK_SECONDS, isolation_level=None
@@ -20,13 +22,18 @@ def inspect_file(path: Path) -> StoreCondition:
         try:
             (schema,) = connection.execute("PRAGMA user_version").fetchone()
             has_keys = _has_keys(connection)
+            other_tables = find_other_tables(connection, migrations)
             refusal = _find_refusal(connection)
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise ConfigError(f"The store {path} cannot be opened: {describe_open_error(path, error)}.") from None
     return StoreCondition(
-        schema=schema, newest=read_migrations("sqlite")[-1].version, refusal=refusal, has_keys=has_keys
+        schema=schema,
+        newest=migrations[-1].version,
+        refusal=refusal,
+        has_keys=has_keys,
+        other_tables=tuple(other_tables),
     )
 
 

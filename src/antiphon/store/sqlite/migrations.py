@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from antiphon.errors import ConfigError
-from antiphon.store.migration_files import Migration
+from antiphon.store.migration_files import Migration, list_tables
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, path: str) -> None:
@@ -18,6 +18,12 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, 
                 f"The store {path} has schema version {version}, but this version of Antiphon supports only versions "
                 f"up to {newest}. Update Antiphon, or use another file."
             )
+        other_tables = find_other_tables(connection, migrations)
+        if other_tables:
+            raise ConfigError(
+                f"The store {path} cannot be opened: it has tables of another program ({', '.join(other_tables)}). "
+                "Use another file."
+            )
         for migration in migrations:
             if migration.version > version:
                 _apply(connection, migration)
@@ -25,6 +31,15 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, 
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def find_other_tables(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> list[str]:
+    """Return the tables of another program with names that the migrations need. A new file has none of ours."""
+    if _read_version(connection):
+        return []
+    known = set(list_tables(migrations))
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    return [name for (name,) in tables if name in known]
 
 
 def _read_version(connection: sqlite3.Connection) -> int:
