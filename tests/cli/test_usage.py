@@ -54,6 +54,32 @@ def test_usage_is_shown_as_a_table_and_a_chart(url: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("columns", "name"),
+    [(120, "org/a-model-with-a-name-of-forty-five-c…"), (80, "org/a-model-with-…"), (40, "org/a-m…")],
+)
+def test_names_in_the_table_are_shortened_to_fit_the_terminal(
+    url: str, columns: int, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fill() -> None:
+        store = locate_store(url)
+        await store.open()
+        model = "org/a-model-with-a-name-of-forty-five-charact"
+        await store.add_usage(
+            [UsageRow(NOW + DAY, "p", "", model, 7000, 318_220_000, 98_304_000, 75_410_000, 1234.0617)]
+        )
+        await store.close()
+
+    asyncio.run(fill())
+    monkeypatch.setattr(time, "time", lambda: float(NOW + DAY))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["usage", "--store", url, "--by", "model", "--days", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"{name}     7,000  318,220,000  98,304,000  75,410,000  1234.0617 USD"
+    assert columns == 40 or max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize(
     ("by", "names"),
     [("project", ["team-a", "team-b"]), ("key", ["", "key_1", "key_2"]), ("model", ["gpt-large", "gpt-small"])],
 )

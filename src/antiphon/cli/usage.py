@@ -23,6 +23,9 @@ _HEADINGS = ("REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST")
 _MIN_BAR = 10
 _MAX_BAR = 60
 _MAX_NAME = 40
+# In a narrow terminal, a name is not shorter than this.
+_MIN_NAME = 8
+_GAP = "  "
 
 
 def run(arguments: Namespace) -> int:
@@ -76,14 +79,22 @@ def _total(rows: Sequence[UsageRow], field: str) -> list[tuple[Any, dict[str, fl
 
 
 def _print_table(by: str, groups: Iterable[tuple[str, dict[str, float]]], currency: str) -> None:
-    rows: list[tuple[str, ...]] = [(by.upper(), *_HEADINGS)]
+    names = [by.upper()]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for name, totals in groups:
+        names.append(_clean(name))
         counts = (f"{totals[count]:,}" for count in _COUNTS)
-        rows.append((_shorten(name), *counts, f"{totals['cost']:.4f} {currency}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for first, *others in rows:
-        cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
-        print("  ".join((first.ljust(widths[0]), *cells)))
+        rows.append((*counts, f"{totals['cost']:.4f} {currency}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    most = _MAX_NAME
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns - sum(widths) - len(_GAP) * len(widths)
+        most = max(_MIN_NAME, min(_MAX_NAME, room))
+    names = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+    name_width = max(map(len, names))
+    for name, row in zip(names, rows, strict=True):
+        cells = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        print(_GAP.join((name.ljust(name_width), *cells)))
 
 
 def _print_chart(days: Iterable[int], totals: dict[int, dict[str, float]]) -> None:
@@ -108,7 +119,6 @@ def _sum_tokens(totals: dict[str, float] | None) -> float:
     return 0 if totals is None else totals["input_tokens"] + totals["output_tokens"]
 
 
-def _shorten(name: str) -> str:
-    """Return a name without characters that could control a terminal, and not longer than a column."""
-    shown = "".join(character if character.isprintable() else "?" for character in name) or "-"
-    return shown if len(shown) <= _MAX_NAME else f"{shown[: _MAX_NAME - 1]}…"
+def _clean(name: str) -> str:
+    """Return a name without characters that could control a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in name) or "-"
