@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.config.settings import Settings
+from antiphon.config.settings import ApiKey, Settings
 from antiphon.engine.respond.ids import Mint
 from antiphon.server.log import AccessLine, JsonFormatter, LineHandler, TextFormatter, access, log_line
 from support.live_server import TIMEOUT
+from support.websocket_client import WebSocketClient
 
 LINE = AccessLine(
     request_id="req_1",
@@ -128,6 +129,30 @@ def test_failed_response_is_logged_with_its_code(
     finally:
         access.removeHandler(collector)
     assert (line.status, line.error) == (status, "model_error")
+
+
+def test_json_line_has_the_id_of_the_key(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    running = serve(api_keys=(ApiKey("sk-ada", "a", id="laptop"), ApiKey("sk-bob", "b")))
+    collector = Collector()
+    access.addHandler(collector)
+    try:
+        answer = running.ask("GET", "/v1/models", headers={"Authorization": "Bearer sk-ada"})
+        over_http = collector.find(answer.headers["x-request-id"])
+        with WebSocketClient(running, key="sk-bob") as client:
+            client.create()
+            while client.next()["type"] != "response.completed":
+                pass
+            assert client.socket.response is not None
+            over_websocket = collector.find(client.socket.response.headers["x-request-id"])
+    finally:
+        access.removeHandler(collector)
+    lines = [json.loads(JsonFormatter().format(make_record(line))) for line in (over_http, over_websocket)]
+    assert [(line["method"], line["project"], line["key_id"]) for line in lines] == [
+        ("GET", "a", "laptop"),
+        ("WS", "b", "settings-2"),
+    ]
+    assert "laptop" not in TextFormatter().format(make_record(over_http))
 
 
 def test_client_cannot_forge_a_log_line_or_field() -> None:

@@ -28,7 +28,7 @@ class AccessLine(Struct, omit_defaults=True):
     """The fields of an access log line. It is the message of the log record; each formatter writes it in its format.
 
     The text must fit a terminal. So it shows one id, that of the response if there is one, and shortens long ids, also
-    those in the path. It omits the default project. JSON has all fields.
+    those in the path. It omits the key and the default project. JSON has all fields.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class AccessLine(Struct, omit_defaults=True):
     project: str | None = None
     model: str | None = None
     response_id: str | None = None
+    key_id: str | None = None
     stream: bool = False
     error: str | None = None
     warnings: list[str] = []
@@ -99,6 +100,7 @@ def log_http_request(http_request: "HttpRequest") -> None:
         project=http_request.project or None,
         model=http_request.model[:_MAX_LENGTH] if http_request.model else None,
         response_id=http_request.response_id[:_MAX_LENGTH] if http_request.response_id else None,
+        key_id=http_request.key_id or None,
         stream=http_request.stream,
         error=http_request.error_code,
     )

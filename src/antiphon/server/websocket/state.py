@@ -156,6 +156,7 @@ class ConnectionState:
             ms=time.perf_counter() * 1000,
             bytes=0,
             project=self.project,
+            key_id=self.upgrade.key_id or None,
             stream=True,
         )
 
