@@ -150,6 +150,23 @@ def test_full_disk_refuses_files_and_containers_until_there_is_space(server: Vic
     assert "Traceback" not in server.log()
 
 
+def test_full_disk_refuses_the_first_file_until_there_is_space(server: Victim, small_disk: Path) -> None:
+    """The database of files does not exist yet."""
+    with_file = {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]}
+    ballast = fill(small_disk)
+    refused = [
+        send_file(server, "/v1/files", 5),
+        create(server, **with_file),
+        server.ask("GET", "/v1/files"),
+        server.ask("POST", "/v1/vector_stores", {"name": "x"}),
+    ]
+    assert [read_error(response) for response in refused] == [FULL] * 4
+    assert str(small_disk) not in "".join(response.body.decode() for response in refused)
+    ballast.unlink()
+    assert send_file(server, "/v1/files", 5).status == 200
+    assert count_lines(server, "the database of files cannot be opened: ") == 1
+
+
 def test_file_that_fills_the_disk_is_refused_and_removed(server: Victim, small_disk: Path) -> None:
     """The disk has room when the upload begins, but not for all of it."""
     container = f"/v1/containers/{server.ask('POST', '/v1/containers', {'name': 'x'}).json['id']}"

@@ -1,8 +1,11 @@
 """Files, uploads and vector stores over HTTP: forms, limits, expiry, errors and the isolation of projects."""
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +152,44 @@ def test_quota_of_a_project_is_enforced(server: LiveServer) -> None:
     assert (len(created), answer.json["error"]["code"]) == (5, "file_quota_exceeded")
     for file_id in created:
         assert server.ask("DELETE", f"/v1/files/{file_id}", headers=headers).status == 200
+
+
+def make_newer(folder: Path) -> None:
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "files.db")) as connection:
+        connection.execute("PRAGMA user_version = 999")
+
+
+def make_junk(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "files.db").write_bytes(b"no database " * 100)
+
+
+@pytest.mark.parametrize("obstruct", [make_newer, make_junk, Path.touch])
+def test_database_of_files_that_cannot_be_opened_is_unavailable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, obstruct: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "store.db-files"
+    obstruct(folder)
+    running = LiveServer({}, make_settings(), files=FileServiceLoader(FileLocation(folder), limits=LIMITS))
+    try:
+        refused = [upload(running, make_form(PURPOSE, ("file", "a.txt", b"text"))), running.ask("GET", "/v1/files")]
+        folder.rename(tmp_path / "other")
+        accepted = running.ask("GET", "/v1/files")
+    finally:
+        running.stop()
+    error = {
+        "message": "The database of files cannot be opened. See the server's log.",
+        "type": "server_error",
+        "param": None,
+        "code": "store_unavailable",
+    }
+    assert [(each.status, each.headers["retry-after"], each.json) for each in refused] == [
+        (503, "1", {"error": error})
+    ] * 2
+    assert accepted.status == 200
+    assert sum(message.startswith("the database of files cannot be opened: ") for message in caplog.messages) == 1
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_deleted_file_has_no_content_on_disk(server: LiveServer, list_contents: ListContents) -> None:

@@ -1,12 +1,14 @@
 """The storage of files: their contents, and the database of files and vector stores."""
 
 import asyncio
+import errno
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 
-from antiphon.errors import ConfigError, StoreUnavailable, Unavailable
-from antiphon.store.files.content import Contents
+from antiphon.errors import ConfigError, StoreFull, StoreUnavailable, Unavailable
+from antiphon.store.files.content import FULL, Contents
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
@@ -32,6 +34,7 @@ class FileStorage:
         self._contents: Contents | None = None
         self._database: FileDatabase | None = None
         self._is_closed = False
+        self._logged_failure = ""
 
     def exists(self) -> bool:
         """Return True if an earlier process, or another one, may have stored files."""
@@ -47,7 +50,7 @@ class FileStorage:
         return self._database is not None
 
     async def open(self) -> FileDatabase:
-        """Return the database. The first call opens it."""
+        """Return the database. The first call opens it. Raises StoreUnavailable if that is not possible now."""
         if self._database is not None:
             return self._database
         async with self._opening:
@@ -59,13 +62,24 @@ class FileStorage:
 
     async def _open(self) -> tuple[FileDatabase, Contents]:
         try:
-            return await self._location.open(now=self._clock, limits=self._limits)
+            opened = await self._location.open(now=self._clock, limits=self._limits)
         except (ConfigError, OSError) as error:
-            if not self.is_shared:
-                raise
-            # The server has started, so the settings are right: the database cannot be reached now.
-            logger.error("the database of files cannot be opened: %s", error)
-            raise StoreUnavailable("The database of the store cannot be reached.", retry_after=1.0) from None
+            # The server has started, so the settings are right: the database or the disk cannot be used now. The text
+            # of the error is for the log only, because it has paths.
+            if str(error) != self._logged_failure:
+                self._logged_failure = str(error)
+                logger.error("the database of files cannot be opened: %s", error)
+            raise self._describe_failure(error) from None
+        self._logged_failure = ""
+        return opened
+
+    def _describe_failure(self, error: ConfigError | OSError) -> StoreUnavailable:
+        """Return the error that a client gets."""
+        if self.is_shared:
+            return StoreUnavailable("The database of the store cannot be reached.", retry_after=1.0)
+        if _is_disk_full(error) or _is_disk_full(error.__cause__):
+            return StoreFull(FULL)
+        return StoreUnavailable("The database of files cannot be opened. See the server's log.")
 
     @property
     def contents(self) -> Contents:
@@ -84,3 +98,9 @@ class FileStorage:
             if database is not None:
                 await database.close()
                 await self.contents.close()
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
