@@ -12,12 +12,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, 
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _read_version(connection)
-        newest = migrations[-1].version
-        if version > newest:
-            raise ConfigError(
-                f"The store {path} has schema version {version}, but this version of Antiphon supports only versions "
-                f"up to {newest}. Update Antiphon, or use another file."
-            )
+        check_version(version, migrations, path=path)
         other_tables = find_other_tables(connection, migrations)
         if other_tables:
             raise ConfigError(
@@ -31,6 +26,16 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, 
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def check_version(version: int, migrations: Sequence[Migration], *, path: str) -> None:
+    """Raise ConfigError if a file is of a newer version of this program."""
+    newest = migrations[-1].version
+    if version > newest:
+        raise ConfigError(
+            f"The store {path} has schema version {version}, but this version of Antiphon supports only versions "
+            f"up to {newest}. Update Antiphon, or use another file."
+        )
 
 
 def find_other_tables(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> list[str]:

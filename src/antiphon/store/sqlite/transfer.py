@@ -14,7 +14,7 @@ from antiphon.store.ledger import migrate_ledger
 from antiphon.store.migration_files import read_migrations
 from antiphon.store.session import create_session_tables
 from antiphon.store.sqlite.database import connect, create_file
-from antiphon.store.sqlite.migrations import migrate
+from antiphon.store.sqlite.migrations import check_version, migrate
 from antiphon.store.sqlite.open_errors import describe_open_error
 from antiphon.store.transfer import (
     AGENT_TABLES,
@@ -260,9 +260,7 @@ def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[Sqlite
 
 
 def _start_export(connection: sqlite3.Connection, folders: StoreFolders, ledger: Path) -> SqliteTransfer:
-    has_files = folders.database.is_file()
-    if has_files:
-        connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+    has_files = folders.database.is_file() and _attach_files(connection, folders.database)
     has_ledger = ledger.is_file()
     if has_ledger:
         _attach_ledger(connection, ledger)
@@ -275,6 +273,17 @@ def _start_export(connection: sqlite3.Connection, folders: StoreFolders, ledger:
         has_ledger=has_ledger,
         session_schemas=[each for each in schemas if connection.execute(_HAS_SESSIONS.format(each)).fetchone()],
     )
+
+
+def _attach_files(connection: sqlite3.Connection, path: Path) -> bool:
+    """Attach the database of files. Return False if it has no tables, because its creation failed."""
+    try:
+        connection.execute("ATTACH DATABASE ? AS file_database", (str(path),))
+        (version,) = connection.execute("PRAGMA file_database.user_version").fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f"The store {path} cannot be used: {describe_open_error(path, error)}") from error
+    check_version(version, read_migrations("files"), path=str(path))
+    return bool(version)
 
 
 def _attach_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
