@@ -204,6 +204,23 @@ def test_tables_of_another_program_are_a_problem(home, diagnose, postgres_server
     ]
 
 
+def test_database_of_files_is_checked(home, diagnose, capfd):
+    store = f'store = "sqlite:///{home}/store.db"'
+    assert main(["db", "migrate", "--store", f"sqlite:///{home}/store.db"]) == 0
+    capfd.readouterr()
+    database = home / "store.db-files" / "files.db"
+    database.parent.mkdir()
+    make_database(database, 0)
+    assert diagnose(store)[1]["store"]["status"] == "ok"
+    make_database(database, 999)
+    newer = diagnose(store)
+    database.write_bytes(b"not a database, " * 100)
+    damaged = diagnose(store)
+    assert [(status, found["store"]["status"]) for status, found in (newer, damaged)] == [(1, "problem")] * 2
+    assert newer[1]["store"]["message"].startswith(f"{database} has schema version 999, this program supports up to ")
+    assert damaged[1]["store"]["message"] == f"The store {database} cannot be opened: file is not a database."
+
+
 def test_file_that_is_no_database_is_a_problem(home, diagnose):
     (home / "store.db").write_bytes(b"not a database, " * 100)
     status, found = diagnose(f'store = "sqlite:///{home}/store.db"')

@@ -38,7 +38,8 @@ from antiphon.engine.sealing import load_secrets, read_secrets
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.server.listener import bind_socket
 from antiphon.store.condition import StoreCondition
-from antiphon.store.location import is_postgres, locate_store
+from antiphon.store.files.location import DATABASE_NAME
+from antiphon.store.location import is_postgres, locate_files, locate_store
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.tools.hosted.code_interpreter.prepare import (
     COMMAND,
@@ -147,8 +148,10 @@ async def check_store(settings: Settings) -> list[Finding]:
     if settings.stateless or settings.store.startswith("memory:"):
         return [ok("store", "in memory: nothing is stored on disk")]
     condition = await inspect_store(settings.store)
-    findings = [] if condition is None else list(_judge_store(settings, condition))
-    if is_postgres(settings.store):
+    shown, is_server = hide_password(settings.store), is_postgres(settings.store)
+    advice = _POSTGRES_ADVICE if is_server else _LOCK_ADVICE
+    findings = [] if condition is None else list(_judge_store(shown, condition, advice))
+    if is_server:
         return findings
     store = locate_store(settings.store)
     assert isinstance(store, SqliteStore)
@@ -157,13 +160,25 @@ async def check_store(settings: Settings) -> list[Finding]:
         findings.append(_judge_new_file("store", path, "another store"))
     elif path.stat().st_mtime > time.time() + _DAY:
         findings.append(warning("clock", f"{path} was changed in the future", "Check the date of this machine."))
+    findings += await _check_file_database(settings)
     findings.append(_check_disk(path, settings.store_min_free_bytes))
     return findings
 
 
-def _judge_store(settings: Settings, condition: StoreCondition) -> Iterable[Finding]:
-    shown = hide_password(settings.store)
-    advice = _POSTGRES_ADVICE if is_postgres(settings.store) else _LOCK_ADVICE
+async def _check_file_database(settings: Settings) -> list[Finding]:
+    """Return the problems of the database of files beside a SQLite store. The first file creates it."""
+    folder = locate_files(settings.store).folder
+    assert folder is not None
+    path = folder.absolute() / DATABASE_NAME
+    if not path.is_file():
+        return []
+    from antiphon.store.sqlite.inspection import inspect_file
+
+    condition = await asyncio.to_thread(inspect_file, path, schema="files")
+    return [each for each in _judge_store(str(path), condition, _LOCK_ADVICE) if each.status == "problem"]
+
+
+def _judge_store(shown: str, condition: StoreCondition, advice: str) -> Iterable[Finding]:
     schema, newest = condition.schema, condition.newest
     if schema > newest:
         text = f"{shown} has schema version {schema}, this program supports up to {newest}"

@@ -12,15 +12,15 @@ from antiphon.store.sqlite.open_errors import describe_open_error
 _LOCK_SECONDS = 2.0
 
 
-def inspect_file(path: Path) -> StoreCondition:
-    """Return the condition of an existing file. Raises ConfigError if it cannot be opened."""
-    migrations = read_migrations("sqlite")
+def inspect_file(path: Path, *, schema: str = "sqlite") -> StoreCondition:
+    """Return the condition of an existing file with these tables. Raises ConfigError if it cannot be opened."""
+    migrations = read_migrations(schema)
     try:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_LOCK_SECONDS, isolation_level=None
         )
         try:
-            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
             has_keys = _has_keys(connection)
             other_tables = find_other_tables(connection, migrations)
             refusal = _find_refusal(connection)
@@ -29,7 +29,7 @@ def inspect_file(path: Path) -> StoreCondition:
     except sqlite3.Error as error:
         raise ConfigError(f"The store {path} cannot be opened: {describe_open_error(path, error)}.") from None
     return StoreCondition(
-        schema=schema,
+        schema=version,
         newest=migrations[-1].version,
         refusal=refusal,
         has_keys=has_keys,
