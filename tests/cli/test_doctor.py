@@ -265,6 +265,16 @@ def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):
     assert found["nodes"] == make_finding("nodes", "none is running on this database")
 
 
+def test_shared_folder_of_files_is_checked(postgres_url, home, diagnose, capfd):
+    assert main(["db", "migrate", "--store", postgres_url]) == 0
+    capfd.readouterr()
+    (home / "file").touch()
+    folders = (home / "new" / "folder", home / "file")
+    found = [diagnose(f'store = "{postgres_url}"\n[files]\ndirectory = "{each}"')[1]["store"] for each in folders]
+    assert found[0]["status"] == "ok"
+    assert found[1] == make_finding("store", f"{home}/file is not a folder", "problem", "Set another files.directory.")
+
+
 def test_database_that_cannot_be_written_to_is_a_problem_with_its_remedy(postgres_url, diagnose, capfd):
     assert main(["db", "migrate", "--store", postgres_url]) == 0
     capfd.readouterr()

@@ -165,9 +165,11 @@ def make_junk(folder: Path) -> None:
     (folder / "files.db").write_bytes(b"no database " * 100)
 
 
-@pytest.mark.parametrize("obstruct", [make_newer, make_junk, Path.touch])
-def test_database_of_files_that_cannot_be_opened_is_unavailable(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, obstruct: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("obstruct", "part"), [(make_newer, "database"), (make_junk, "database"), (Path.touch, "folder")]
+)
+def test_files_that_cannot_be_opened_are_unavailable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, obstruct: Callable[[Path], None], part: str
 ) -> None:
     folder = tmp_path / "store.db-files"
     obstruct(folder)
@@ -179,7 +181,7 @@ def test_database_of_files_that_cannot_be_opened_is_unavailable(
     finally:
         running.stop()
     error = {
-        "message": "The database of files cannot be opened. See the server's log.",
+        "message": f"The {part} of files cannot be opened. See the server's log.",
         "type": "server_error",
         "param": None,
         "code": "store_unavailable",
@@ -188,8 +190,22 @@ def test_database_of_files_that_cannot_be_opened_is_unavailable(
         (503, "1", {"error": error})
     ] * 2
     assert accepted.status == 200
-    assert sum(message.startswith("the database of files cannot be opened: ") for message in caplog.messages) == 1
+    assert sum(message.startswith(f"the {part} of files cannot be opened: ") for message in caplog.messages) == 1
     assert not any(record.exc_info for record in caplog.records)
+
+
+def test_shared_folder_that_cannot_be_opened_is_named(tmp_path: Path, postgres_schema: EmptySchema) -> None:
+    (tmp_path / "shared").touch()
+    location = FileLocation(tmp_path / "shared", postgres_schema.url)
+    running = LiveServer({}, make_settings(), files=FileServiceLoader(location, limits=LIMITS))
+    try:
+        refused = running.ask("GET", "/v1/files")
+    finally:
+        running.stop()
+    assert (refused.status, refused.json["error"]["message"]) == (
+        503,
+        "The folder of files cannot be opened. See the server's log.",
+    )
 
 
 def test_deleted_file_has_no_content_on_disk(server: LiveServer, list_contents: ListContents) -> None:

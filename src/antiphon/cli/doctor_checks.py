@@ -152,7 +152,7 @@ async def check_store(settings: Settings) -> list[Finding]:
     advice = _POSTGRES_ADVICE if is_server else _LOCK_ADVICE
     findings = [] if condition is None else list(_judge_store(shown, condition, advice))
     if is_server:
-        return findings
+        return [*findings, *_check_file_folder(settings.files.directory)]
     store = locate_store(settings.store)
     assert isinstance(store, SqliteStore)
     path = store.path.absolute()
@@ -163,6 +163,14 @@ async def check_store(settings: Settings) -> list[Finding]:
     findings += await _check_file_database(settings)
     findings.append(_check_disk(path, settings.store_min_free_bytes))
     return findings
+
+
+def _check_file_folder(directory: str) -> list[Finding]:
+    """Return the problem of the folder that all nodes share for the contents of files."""
+    if not directory:
+        return []
+    finding = _judge_new_file("store", Path(directory).absolute() / "contents", "another files.directory")
+    return [finding] if finding.status == "problem" else []
 
 
 async def _check_file_database(settings: Settings) -> list[Finding]:

@@ -64,22 +64,22 @@ class FileStorage:
         try:
             opened = await self._location.open(now=self._clock, limits=self._limits)
         except (ConfigError, OSError) as error:
-            # The server has started, so the settings are right: the database or the disk cannot be used now. The text
-            # of the error is for the log only, because it has paths.
+            # The text of the error is for the log only, because it has paths. An OSError is one of the folder.
+            part = "folder" if isinstance(error, OSError) else "database"
             if str(error) != self._logged_failure:
                 self._logged_failure = str(error)
-                logger.error("the database of files cannot be opened: %s", error)
-            raise self._describe_failure(error) from None
+                logger.error("the %s of files cannot be opened: %s", part, error)
+            raise self._describe_failure(error, part) from None
         self._logged_failure = ""
         return opened
 
-    def _describe_failure(self, error: ConfigError | OSError) -> StoreUnavailable:
+    def _describe_failure(self, error: ConfigError | OSError, part: str) -> StoreUnavailable:
         """Return the error that a client gets."""
-        if self.is_shared:
+        if self.is_shared and part == "database":  # that of the store, which the server could open at its start
             return StoreUnavailable("The database of the store cannot be reached.", retry_after=1.0)
         if _is_disk_full(error) or _is_disk_full(error.__cause__):
             return StoreFull(FULL)
-        return StoreUnavailable("The database of files cannot be opened. See the server's log.")
+        return StoreUnavailable(f"The {part} of files cannot be opened. See the server's log.")
 
     @property
     def contents(self) -> Contents:

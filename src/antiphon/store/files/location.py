@@ -52,11 +52,11 @@ class FileLocation(NamedTuple):
     ) -> "tuple[FileDatabase, Contents]":
         from antiphon.store.postgres.files import PostgresFileDatabase
 
+        # First the folder: if it cannot be opened, no connections remain.
+        folder = None if self.folder is None else await asyncio.to_thread(_open_folder, self.folder)
         database = PostgresFileDatabase(url, now=now, limits=limits)
         await database.open()
-        if self.folder is None:
-            return database, database.contents
-        return database, await asyncio.to_thread(_open_folder, self.folder)
+        return database, folder or database.contents
 
 
 TEMPORARY = FileLocation()
