@@ -412,7 +412,7 @@ def test_run_is_resumed_with_its_tools_from_another_folder(
 ) -> None:
     config = str(home / "antiphon.toml")
     script = str(home / "script.json")
-    Path(config).write_text(f'[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n')
+    Path(config).write_text(f'port = 1\n[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n')
     _, _, error = run("pay", "--config", config)
     run_id = re.findall(r"run_\w+", error)[0]
     assert f"antiphon runs resume {run_id} --config {config}" in error
