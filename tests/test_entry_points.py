@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.entry_points import EntryPoint, find_entry_points, find_version
+from antiphon.entry_points import EntryPoint, find_entry_points, find_own_version, find_version
 
 GROUP = "antiphon.test_group"
 
@@ -83,3 +83,9 @@ def test_version_is_that_of_the_installed_package() -> None:
     assert find_version("antiphon") == metadata.version("antiphon")
     with pytest.raises(metadata.PackageNotFoundError):
         find_version("no_such_package")
+
+
+def test_own_version_is_unknown_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_own_version() == metadata.version("antiphon")
+    monkeypatch.setattr(sys, "path", [])
+    assert find_own_version() == "unknown"

@@ -270,9 +270,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from antiphon.entry_points import find_version
+        from antiphon.entry_points import find_own_version
 
-        return find_version("antiphon")
+        return find_own_version()
     if name in _MODULES:
         from importlib import import_module
 

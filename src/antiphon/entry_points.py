@@ -58,6 +58,14 @@ def find_version(package: str) -> str:
     return metadata.version(package)
 
 
+def find_own_version() -> str:
+    """Return the version of Antiphon, or `unknown` if it is not installed as a package."""
+    try:
+        return find_version("antiphon")
+    except ModuleNotFoundError:  # a PackageNotFoundError
+        return "unknown"
+
+
 def _are_packages_in_folders() -> bool:
     """Return True if no archive, egg or import hook can provide a package."""
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):

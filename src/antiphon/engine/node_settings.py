@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from antiphon.config.settings import Settings
 from antiphon.engine.sealing import Sealer
-from antiphon.entry_points import find_version
+from antiphon.entry_points import find_own_version
 from antiphon.errors import AntiphonError
 from antiphon.store.peer_link import StorePeerLink
 
@@ -58,7 +58,7 @@ def make_setting_digests(settings: Settings, sealer: Sealer) -> dict[str, str]:
 def describe_node(digests: Mapping[str, str]) -> NodeDescription:
     """Return the description of this process."""
     name = f"{socket.gethostname()} (process {os.getpid()})"
-    return NodeDescription(name, find_version("antiphon"), time.time(), digests)
+    return NodeDescription(name, find_own_version(), time.time(), digests)
 
 
 def compare_nodes(own: NodeDescription, others: Sequence[NodeDescription], *, seconds: float) -> Iterator[str]:

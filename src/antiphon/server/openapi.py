@@ -4,11 +4,11 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 import msgspec
 
+from antiphon.entry_points import find_own_version
 from antiphon.errors import (
     AntiphonError,
     BodyTooLarge,
@@ -102,7 +102,7 @@ def make_openapi_document(router: Router, *, requires_key: bool) -> Document:
         paths.setdefault(path, {})[entry.method.lower()] = described
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Antiphon", "version": version("antiphon"), "description": _DESCRIPTION},
+        "info": {"title": "Antiphon", "version": find_own_version(), "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {

@@ -4,7 +4,6 @@ The conventions are not stable yet. This module imports OpenTelemetry: import it
 """
 
 import asyncio
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
 
+from antiphon.entry_points import find_own_version
 from antiphon.errors import AntiphonError
 from antiphon.protocol.response import Usage
 from antiphon.telemetry.current_trace import CurrentTrace
@@ -32,13 +32,6 @@ REQUEST_ATTRIBUTES = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
-
-
-def read_version() -> str:
-    try:
-        return version("antiphon")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def describe_usage(usage: Usage) -> dict[str, int]:
@@ -103,4 +96,4 @@ def turn_on_current_trace() -> None:
 
 
 def make_tracer(provider: trace.TracerProvider) -> Any:
-    return provider.get_tracer(SCOPE, read_version())
+    return provider.get_tracer(SCOPE, find_own_version())

@@ -7,8 +7,8 @@ from typing import Any
 
 from opentelemetry import trace
 
+from antiphon.entry_points import find_own_version
 from antiphon.errors import ConfigError
-from antiphon.telemetry.conventions import read_version
 
 # These variables name a plug-in that makes the HTTP session of the SDK's exporter.
 _CREDENTIAL_PROVIDERS = (
@@ -39,7 +39,7 @@ def find_provider(*, shutdown_on_exit: bool = True) -> trace.TracerProvider:
         if _uses_own_tracer():
             from antiphon.telemetry.otlp.provider import OtlpTracerProvider
 
-            user_agent = f"antiphon/{read_version()}"
+            user_agent = f"antiphon/{find_own_version()}"
             return OtlpTracerProvider(make_resource, user_agent=user_agent, shutdown_on_exit=shutdown_on_exit)
         return _make_sdk_provider(shutdown_on_exit=shutdown_on_exit)
     except ValueError as error:  # of OTEL_BSP_* or OTEL_SPAN_*

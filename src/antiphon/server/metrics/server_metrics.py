@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
 from antiphon.backends.base import QueuedBackend
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.engine.engine import Engine
+from antiphon.entry_points import find_own_version
 from antiphon.errors import AntiphonError
 from antiphon.protocol.response import Response, Usage
 from antiphon.server.http import HttpRequest
@@ -212,7 +212,7 @@ class ServerMetrics:
         yield Reading(
             Metric("antiphon_build_info", "Always 1. The labels have the versions.", ("version", "python")),
             "gauge",
-            lambda: [((_read_version(), python_version()), 1)],
+            lambda: [((find_own_version(), python_version()), 1)],
         )
 
     def _make_limit_metrics(self) -> Iterable[Collector]:
@@ -277,10 +277,3 @@ class FirstToken:
         if not self._is_recorded:
             self._is_recorded = True
             self._times.observe(self._http_request.elapsed_ms / 1000)
-
-
-def _read_version() -> str:
-    try:
-        return version("antiphon")
-    except PackageNotFoundError:
-        return "unknown"

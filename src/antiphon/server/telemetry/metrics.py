@@ -22,11 +22,12 @@ from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from antiphon.engine.model_calls import CallLabels
+from antiphon.entry_points import find_own_version
 from antiphon.protocol.response import Usage
 from antiphon.server.metrics import registry
 from antiphon.server.metrics.registry import BoundedLabel, Histogram, HistogramReading, HistogramSeries, Labels
 from antiphon.server.metrics.server_metrics import MAX_MODELS
-from antiphon.telemetry.conventions import SCOPE, read_version
+from antiphon.telemetry.conventions import SCOPE
 from antiphon.telemetry.environment import prefers_delta, read_export_interval
 
 logger = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class MetricExport:
         self._exported_at = now
         if not metrics:
             return None
-        scope = ScopeMetrics(InstrumentationScope(SCOPE, read_version()), metrics, "")
+        scope = ScopeMetrics(InstrumentationScope(SCOPE, find_own_version()), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _make_points(self, histogram: Histogram, now: int) -> list[HistogramDataPoint]:
