@@ -24,8 +24,9 @@ import asyncpg
 from antiphon.store import operations
 from antiphon.store.escaped_text import escape_text, unescape_text
 from antiphon.store.postgres import writer as writer_module
-from antiphon.store.postgres.connection import describe_error, make_item_key
+from antiphon.store.postgres.connection import describe_error
 from antiphon.store.postgres.inspection import inspect_database
+from antiphon.store.postgres.steps import make_item_key
 from antiphon.store.postgres.store import PostgresStore
 
 MakeStored = Callable[..., StoredResponse]

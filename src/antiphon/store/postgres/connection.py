@@ -4,7 +4,6 @@ Error messages contain the host and the name of the database, never the URL: it 
 """
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
@@ -39,9 +38,6 @@ FULL = "The store is full: there is no space left on the disk of its database."
 LOST = "The database of the store cannot be reached."
 READ_ONLY = "The database of the store is read-only."
 FAILED = "The database of the store failed. See the server's log."
-
-# Longest item id that is used as a key. An entry of an index has at most 2704 bytes.
-_MAX_KEY_LENGTH = 500
 
 # The connection cannot be used any more, or the server does not accept one now.
 CONNECTION_ERRORS = (
@@ -316,10 +312,3 @@ def summarize_error(error: BaseException) -> str:
         return "the connection was refused"
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__
-
-
-def make_item_key(item_id: str) -> str:
-    """Return the key of an item: its id, or a digest of a long id. Clients choose the ids of their items."""
-    if len(item_id) <= _MAX_KEY_LENGTH:
-        return item_id
-    return f"{item_id[:100]}#{hashlib.sha256(item_id.encode(errors='surrogatepass')).hexdigest()}"

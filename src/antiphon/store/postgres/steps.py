@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -9,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from antiphon.store.escaped_text import escape_all
-from antiphon.store.postgres.connection import make_item_key
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.writer import GroupedStatement
 from antiphon.store.sql_steps import (
@@ -35,6 +35,9 @@ _LOCK = f"SELECT pg_advisory_xact_lock({_LOCK_NUMBER})"
 _TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({_LOCK_NUMBER})"
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
 _CLOCK = f"SELECT {_NOW}"
+
+# Longest item id that is used as a key. An entry of an index has at most 2704 bytes.
+_MAX_KEY_LENGTH = 500
 
 
 class PostgresSteps(PostgresDatabase, StepDatabase):
@@ -80,6 +83,13 @@ class PostgresSteps(PostgresDatabase, StepDatabase):
 
     def _is_uncertain(self, project: str, response_id: str) -> bool:
         return (project, response_id, -1) in self._uncertain
+
+
+def make_item_key(item_id: str) -> str:
+    """Return the key of an item: its id, or a digest of a long id. Clients choose the ids of their items."""
+    if len(item_id) <= _MAX_KEY_LENGTH:
+        return item_id
+    return f"{item_id[:100]}#{hashlib.sha256(item_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
 async def _run(

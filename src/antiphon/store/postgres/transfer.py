@@ -14,12 +14,11 @@ from antiphon.store.postgres.connection import (
     ServerAddress,
     close,
     explain_refusal,
-    make_item_key,
     summarize_error,
 )
 from antiphon.store.postgres.driver import asyncpg
 from antiphon.store.postgres.migrations import migrate, read_version
-from antiphon.store.postgres.steps import translate
+from antiphon.store.postgres.steps import make_item_key, translate
 from antiphon.store.postgres.words import INSERT_WORDS, make_scope_word, split_text
 from antiphon.store.transfer import AGENT_TABLES, ALL_TABLES, CHUNKS, CONTENTS, RUN_TABLES, Table
 
