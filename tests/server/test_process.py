@@ -181,7 +181,7 @@ def test_drained_server_accepts_requests_but_is_not_ready(serve: Callable[..., A
     running.server.handle_exit(signal.SIGTERM, None)
     wait_until(lambda: running.ask("GET", "/readyz").status == 503)
     assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).json["status"] == "completed"
-    running.do(running.server._drained.set)  # before its time
+    running.do(running.server.stop_draining)
 
 
 def test_port_in_use_fails_with_one_line(start: Start) -> None:

@@ -34,12 +34,14 @@ TIMEOUT = 60
 class FastShutdownServer(Server):
     """The server without uvicorn's pauses at shutdown. Over all tests they add up to most of a minute.
 
-    uvicorn checks every 0.1 s if it should exit, and then waits another 0.1 s for its connections.
+    uvicorn checks every 0.1 s if it should exit, and then waits another 0.1 s for its connections. `stop_draining` ends
+    the time in which a stopped server accepts requests.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._exit_requested = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
     async def on_tick(self, counter: int) -> bool:
         should_exit = await super().on_tick(counter)
@@ -52,6 +54,15 @@ class FastShutdownServer(Server):
         """Start the shutdown. Call it in the server's event loop."""
         self.should_exit = True
         self._exit_requested.set()
+
+    async def drain(self, seconds: float) -> None:
+        self._draining = asyncio.ensure_future(super().drain(seconds))
+        await asyncio.wait([self._draining])
+
+    def stop_draining(self) -> None:
+        """Do not wait any longer. Call it in the server's event loop."""
+        assert self._draining is not None
+        self._draining.cancel()
 
 
 class _ShortSleeps:

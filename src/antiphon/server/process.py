@@ -162,7 +162,6 @@ class Server(uvicorn.Server):
         self._app.authenticator.on_keys_required = self._limits.connections.require_keys
         self.settings = settings
         self._reloading = asyncio.Lock()
-        self._drained = asyncio.Event()
         self._on_ready = on_ready
         self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
@@ -262,10 +261,7 @@ class Server(uvicorn.Server):
         if self._stop_signal == signal.SIGTERM:
             self._limits.linger_seconds = _LINGER_SECONDS
             if self.settings.shutdown_drain_seconds:
-                logger.info("stopping: not ready, and accepts requests for %g s", self.settings.shutdown_drain_seconds)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.settings.shutdown_drain_seconds):
-                        await self._drained.wait()
+                await self.drain(self.settings.shutdown_drain_seconds)
         self._announce_stop()
         grace = self.settings.shutdown_grace_seconds
         self.config.timeout_graceful_shutdown = math.ceil(grace) + _FINAL_EVENTS_SECONDS
@@ -286,6 +282,11 @@ class Server(uvicorn.Server):
             logging.shutdown()
             os._exit(1)
         logger.info("stopped")
+
+    async def drain(self, seconds: float) -> None:
+        """Accept requests for this time, although the server is not ready."""
+        logger.info("stopping: not ready, and accepts requests for %g s", seconds)
+        await asyncio.sleep(seconds)
 
     def _announce_stop(self) -> None:
         foreground, background = self._engine.foreground_count, self._engine.background_count
