@@ -51,10 +51,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the turn."""
 
     response_id: str = ""
-    """Set if the turn is repeated after a crash: readers can continue if the same id gets the same answer."""
+    """The id of the response that the turn belongs to. Empty if there is none."""
 
-    for_response: str = ""
-    """The id of the response that the turn belongs to, for traces."""
+    may_be_repeated: bool = False
+    """True if a crash of the process repeats the turn. Readers can continue if the same `response_id` gets the same
+    answer."""
 
     streamed: bool = True
     """False if the answer is read only when it is complete: a backend may then yield it in one batch."""

@@ -233,12 +233,12 @@ class TracedBackend(Stage):
         conversation = None if request.conversation is None else get_conversation_id(request)
         values: tuple[Any, ...]
         if counted is None:
-            values = (conversation, turn.for_response or None, first_chunk, None, None, None, None)
+            values = (conversation, turn.response_id or None, first_chunk, None, None, None, None)
         else:
             usage = counted.usage
             values = (
                 conversation,
-                turn.for_response or None,
+                turn.response_id or None,
                 first_chunk,
                 usage.input_tokens,
                 usage.output_tokens,

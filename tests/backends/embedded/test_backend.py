@@ -124,11 +124,12 @@ async def test_temperature_zero_is_deterministic(backend: EmbeddedBackend) -> No
     assert first.text == second.text
 
 
-async def test_sampling_seed_depends_on_the_response_id(backend: EmbeddedBackend) -> None:
+async def test_sampling_seed_of_a_repeated_turn_depends_on_the_response_id(backend: EmbeddedBackend) -> None:
     turn = make_turn("Tell me a long story.", temperature=2, max_output_tokens=40)
     texts = []
-    for response_id in ("resp_a", "resp_b", "resp_a", "", ""):
-        stream = await backend.stream(msgspec.structs.replace(turn, response_id=response_id))
+    for response_id, may_be_repeated in (("a", True), ("b", True), ("a", True), ("a", False), ("a", False)):
+        repeated = msgspec.structs.replace(turn, response_id=response_id, may_be_repeated=may_be_repeated)
+        stream = await backend.stream(repeated)
         texts.append(Answer([delta async for batch in stream for delta in batch]).text)
     a, b, again, *free = texts
     assert again == a

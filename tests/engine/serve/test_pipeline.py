@@ -55,8 +55,7 @@ def decode(**fields: Any) -> Any:
 
 def accept(prepared: Prepared) -> Accepted:
     """Return the fixed parts of a prepared request, as a queued one has them when it starts."""
-    token = prepared.mint.token
-    return Accepted(response_id=f"resp_{token}", input=prepared.input, mint=Mint(token, prepared.mint.minted))
+    return Accepted(input=prepared.input, mint=Mint(prepared.mint.token, prepared.mint.minted))
 
 
 def test_documented_stages_are_modules_in_the_order_of_the_code() -> None:
@@ -79,7 +78,8 @@ async def test_queued_request_is_prepared_like_the_accepted_one() -> None:
     again = await pipeline.prepare_accepted(prepared.turn.request, accept(prepared), project="p")
     assert again.turn.request == prepared.turn.request
     assert (again.turn.items, again.input) == (prepared.turn.items, prepared.input)
-    assert again.turn.response_id == prepared.mint.response_id
+    assert again.turn.response_id == prepared.turn.response_id == prepared.mint.response_id
+    assert (prepared.turn.may_be_repeated, again.turn.may_be_repeated) == (False, True)
 
 
 async def test_queued_request_sees_context_that_changed_meanwhile() -> None:

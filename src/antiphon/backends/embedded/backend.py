@@ -129,7 +129,7 @@ class EmbeddedBackend:
         if grammar is not None and (turn.is_suspect or not rules.is_simple):
             await self._try_grammar(grammar, rules, turn)
         sampling = _make_sampling(turn.request)
-        if turn.response_id:
+        if turn.may_be_repeated:
             sampling["seed"] = _derive_seed(turn.response_id)
         if grammar is not None:
             sampling["grammar"] = grammar

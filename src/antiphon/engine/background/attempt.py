@@ -177,9 +177,7 @@ class Attempt:
         except (Diverged, ServerError) as error:
             await self._fail(DIVERGED if isinstance(error, Diverged) else DAMAGED, log)
             return
-        accepted = Accepted(
-            response_id=response.id, input=stored.input, mint=mint, is_suspect=self._claimed.interruptions > 0
-        )
+        accepted = Accepted(input=stored.input, mint=mint, is_suspect=self._claimed.interruptions > 0)
         key = RunKey(self._claimed.project, response.id)
         request = self._pipeline.credentials.restore(key, queued.request)
         with self._trace(queued.traceparent):
@@ -276,7 +274,7 @@ class Attempt:
             self._leave_to_others("unknown")
             raise
         for warning in (*(f"history: {each}" for each in prepared.repairs), *serving.warnings):
-            logger.warning("%s", warning, extra={"response_id": accepted.response_id})
+            logger.warning("%s", warning, extra={"response_id": accepted.mint.response_id})
         candidate = serving.candidate or prepared.route.first
         yield [Served(candidate.model.id, candidate.name)]
         async with aclosing(serving.deltas) as deltas:

@@ -104,7 +104,6 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     `is_suspect`: the process of an earlier attempt has died.
     """
 
-    response_id: str
     input: Items
     mint: Mint
     is_suspect: bool = False
@@ -209,7 +208,7 @@ class Preparer:
         items, repairs = await offload.run(build)
         turn = msgspec.structs.replace(
             self._make_turn(request, items, new, project),
-            response_id=accepted.response_id,
+            may_be_repeated=True,
             is_suspect=accepted.is_suspect,
         )
         warnings: list[str] = []
@@ -280,7 +279,7 @@ class Preparer:
             request=request,
             items=items,
             project=project,
-            for_response=new.mint.response_id,
+            response_id=new.mint.response_id,
             # The stream of a background response can be read at any time, from its first event.
             streamed=bool(request.stream or request.background),
             background=bool(request.background),

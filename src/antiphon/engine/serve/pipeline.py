@@ -250,5 +250,5 @@ class Pipeline:
 
     async def compact(self, prepared: Prepared) -> CompactedTurn:
         """Compact the whole context of a prepared request. No response has its id."""
-        turn = msgspec.structs.replace(prepared.turn, for_response="")
+        turn = msgspec.structs.replace(prepared.turn, response_id="")
         return await self._compactor.compact(prepared.route, turn)

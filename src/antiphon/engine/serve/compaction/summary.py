@@ -131,7 +131,7 @@ class Summariser:
                 request=request,
                 items=items,
                 project=turn.project,
-                for_response=turn.for_response,
+                response_id=turn.response_id,
                 streamed=False,
                 background=turn.background,
                 limits=turn.limits,
