@@ -21,6 +21,7 @@ from antiphon.agent.typed_output import OutputMode
 from antiphon.errors import Unavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
+from antiphon.tasks import cancel_tasks
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -257,11 +258,11 @@ class EngineThread:
 
     async def _serve(self) -> None:
         await self._closing.wait()
-        await _cancel(self._tasks)
+        await cancel_tasks(*self._tasks)
         if self._starting is None or _has_failed(self._starting):
             return
         if self._cancels_start and not self._starting.done():
-            await _cancel({self._starting})
+            await cancel_tasks(self._starting)
             return
         await (await self._starting).close()
 
@@ -340,11 +341,5 @@ def _build_engine() -> "Engine":
     return build_engine(load(None, environment(), {}))
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*list(tasks), return_exceptions=True)
-
-
 async def _cancel_all_others() -> None:
-    await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
+    await cancel_tasks(*(asyncio.all_tasks() - {asyncio.current_task()}))

@@ -19,6 +19,7 @@ from antiphon.agent.task import Task
 from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
+from antiphon.tasks import cancel_tasks
 from antiphon.tools.base import ModelRetry, ToolInvocation, ToolResult
 from antiphon.tools.executor import replace_surrogates, validate_result
 from antiphon.tools.function import make_result
@@ -186,9 +187,7 @@ class Guardrails(Struct, frozen=True, kw_only=True):
                 if await done is not None:
                     raise GuardrailFailed("A parallel guardrail cannot replace the input: the model has it already.")
         finally:
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await cancel_tasks(*running)
 
     async def check_output(self, check: OutputCheck) -> Replace | None:
         """Return the output that replaces the answer; None if it stays."""

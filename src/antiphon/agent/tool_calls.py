@@ -39,6 +39,7 @@ from antiphon.agent.task import Task
 from antiphon.agent.unresolved_calls import list_unresolved
 from antiphon.ledger import defer_cancellation
 from antiphon.protocol.json_text import JsonObject
+from antiphon.tasks import cancel_tasks
 from antiphon.tools.base import (
     ApprovalRequired,
     MissingTool,
@@ -346,9 +347,7 @@ class ToolCalls:
                     task.result()
         finally:
             if open_count:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await cancel_tasks(*running)
 
     async def _run(self, call: ToolInvocation, repeat: int) -> None:
         run_id = self._journal.run_id

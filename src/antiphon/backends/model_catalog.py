@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon.backends.base import Model
 from antiphon.errors import AntiphonError
+from antiphon.tasks import cancel_tasks
 from antiphon.upstream.client import UpstreamClient
 
 REFRESH_SECONDS = 60.0
@@ -59,9 +60,7 @@ class ModelCatalog:
             await asyncio.wait({self._refreshing}, timeout=START_SECONDS)
 
     async def close(self) -> None:
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await cancel_tasks(self._refreshing)
 
     def models(self) -> Sequence[Model]:
         """Return the current list, and refresh it in the background if it is old."""

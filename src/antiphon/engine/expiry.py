@@ -7,6 +7,7 @@ import time
 from antiphon.engine.policy import Policy
 from antiphon.errors import StoreUnavailable
 from antiphon.store.base import ResponseStore, Store
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,7 @@ class ExpirySweeper:
         self._task = asyncio.create_task(self._sweep_regularly())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def _sweep_regularly(self) -> None:
         while True:

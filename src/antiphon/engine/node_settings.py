@@ -15,6 +15,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.entry_points import find_own_version
 from antiphon.errors import AntiphonError
 from antiphon.store.peer_link import StorePeerLink
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +91,7 @@ class NodeSettings:
         self._task = asyncio.create_task(self._compare(link))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def _answer(self, _: bytes) -> bytes:
         return msgspec.json.encode(describe_node(self.digests)) if self.digests else b""

@@ -20,6 +20,7 @@ from antiphon.errors import StoreLost, StoreUnavailable
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
 from antiphon.store.history_budget import HistoryBudget
 from antiphon.store.limits import RunLimits
+from antiphon.tasks import cancel_tasks
 from antiphon.turn_queue import Throughput
 
 logger = logging.getLogger(__name__)
@@ -94,10 +95,7 @@ class Worker:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        working = (loop, *self._tasks.values())
-        for task in working:
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        await cancel_tasks(loop, *self._tasks.values())
         with suppress(StoreUnavailable):  # the leases then expire
             await self._store.release(self.owner)
 

@@ -43,6 +43,7 @@ from antiphon.store.containers import (
     ContainerStore,
 )
 from antiphon.store.files.content import Contents, ContentWriter
+from antiphon.tasks import cancel_tasks
 from antiphon.tools.hosted.code_interpreter import sandbox
 from antiphon.tools.hosted.code_interpreter.messages import DATA_PATH
 from antiphon.tools.hosted.code_interpreter.service import CodeRun
@@ -131,9 +132,7 @@ class Containers:
 
     async def close(self) -> None:
         """End all interpreters."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await cancel_tasks(self._sweeper)
         await self._sandboxes.close()
         await self._files.close()
 

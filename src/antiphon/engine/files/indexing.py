@@ -21,6 +21,7 @@ from antiphon.retrieval.process import FileReader
 from antiphon.store.files.content import MISSING_CONTENT
 from antiphon.store.files.database import FileDatabase
 from antiphon.store.files.rows import ChunkRow, IndexingJob, IndexingLost
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,7 @@ class Indexer:
             )
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
         await self._reader.close()
 
     async def _run(self) -> None:

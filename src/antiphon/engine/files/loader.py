@@ -11,6 +11,7 @@ from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.filters import Filter
 from antiphon.store.files.location import TEMPORARY, FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.tasks import cancel_tasks
 from antiphon.tools.hosted.base import FoundText
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ class FileServiceLoader:
         return self._service
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await cancel_tasks(self._watcher)
         if self._service is not None:
             await self._service.close()
 

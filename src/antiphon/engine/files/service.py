@@ -22,6 +22,7 @@ from antiphon.retrieval.process import FileReader
 from antiphon.store.files.content import Contents
 from antiphon.store.files.location import FileLocation
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,7 @@ class FileService:
         self._sweeper = asyncio.create_task(self._sweep_regularly())
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await cancel_tasks(self._sweeper)
         await self._indexer.close()
         await self._extractor.close()
         await self._embedder.close()

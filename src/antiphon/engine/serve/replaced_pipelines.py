@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from antiphon.engine.serve.pipeline import Pipeline
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +23,7 @@ class ReplacedPipelines:
 
     async def close(self, current: Pipeline) -> None:
         """Close all replaced pipelines now."""
-        tasks = list(self._closing.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(*self._closing.values())
         while self._closing:
             replaced, _ = self._closing.popitem()
             await replaced.close(others=(*self._closing, current))

@@ -16,6 +16,7 @@ from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import AntiphonError
 from antiphon.server.limits.limiter import Limiter, Shared
 from antiphon.store.usage import MINUTE, STALE_SECONDS, LimitCounts, UsageStore, find_month
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,7 @@ class LimitSync:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def exchange(self) -> None:
         """Exchange the counts once. While the store fails, the last counts of others decrease to 0."""

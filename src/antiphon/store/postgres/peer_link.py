@@ -23,6 +23,7 @@ from antiphon.errors import AntiphonError
 from antiphon.store.peer_link import AnswerQuestion, PeersUnresponsive
 from antiphon.store.postgres.notifications import LISTENERS, Notifications
 from antiphon.store.postgres.pool import PostgresPool
+from antiphon.tasks import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +164,7 @@ class PostgresPeerLink:
         return question.sender in listeners and seconds >= SETTLE_SECONDS
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(*self._tasks)
 
     def _send(self, receiver: int, message_id: str, message: bytes) -> None:
         """Send a message to the process with this listener, or to all if it is 0."""

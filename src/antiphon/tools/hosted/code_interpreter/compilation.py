@@ -11,6 +11,7 @@ from pathlib import Path
 
 from antiphon.errors import AntiphonError, ServerError, Unavailable
 from antiphon.framed_process import FramedProcess
+from antiphon.tasks import cancel_tasks
 from antiphon.tools.hosted.code_interpreter.messages import CompilationJob, CompilationResult
 from antiphon.tools.hosted.code_interpreter.prepare import STAGES, Stage, find_stage, is_prepared, name_compiled_file
 
@@ -71,9 +72,7 @@ class Compilation:
     async def close(self) -> None:
         """End the compilation. Calls that wait for it are refused."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def _run_in_background(self, ready: asyncio.Future[None]) -> None:
         try:
