@@ -461,7 +461,7 @@ class Engine:
     async def wait_for_background(self) -> None:
         """Wait until this process works on no background response, or `stop_runs` is called."""
         while self._worker.attempts and not self._foreground.is_stopping:
-            await self._worker.changed.wait()
+            await self._worker.changed.next.wait()
 
     def stop_runs(self) -> None:
         """Refuse new requests, and end the running ones with a terminal event. Background runs stay queued."""

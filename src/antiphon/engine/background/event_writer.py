@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon import offload
+from antiphon.engine.background.change_signal import ChangeSignal
 from antiphon.engine.background.recent_events import RecentEvents
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec, events
@@ -92,7 +93,7 @@ def list_finished_items(logged: Iterable[Event | Unknown]) -> list[Item | Unknow
 class EventWriter:
     """Writes the events of a run, numbered from 0.
 
-    `changed` is set, and replaced, when the log has grown or is complete.
+    `changed` is notified when the log has grown or is complete.
     """
 
     def __init__(self, store: EventLog, *, project: str, response_id: str, owner: str) -> None:
@@ -104,7 +105,7 @@ class EventWriter:
         self._recovered = 0
         self._durable = 0
         self._pending: list[bytes] = []
-        self.changed = asyncio.Event()
+        self.changed = ChangeSignal()
         self._flush: asyncio.Task[None] | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._recent: RecentEvents | None = None
@@ -116,7 +117,7 @@ class EventWriter:
         """Begin after the events that an earlier attempt has stored. They are not written again."""
         self._recovered = self._durable = count
         self._is_recovered = True
-        self.notify()
+        self.changed.notify()
 
     def record_recent(self, *, page_bytes: int) -> RecentEvents:
         """Return the events in memory. They are recorded from the first call on.
@@ -170,12 +171,7 @@ class EventWriter:
             self._pause.cancel()
         self._pending = []
         self.ending = True
-        self.notify()
-
-    def notify(self) -> None:
-        """Wake all readers that wait for `changed`."""
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        self.changed.notify()
 
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         known = max(0, self._recovered - self._written)
@@ -204,7 +200,7 @@ class EventWriter:
             is_stored = True
             del self._pending[: len(batch)]
             self._record(recent, self._durable, batch)
-            self.notify()
+            self.changed.notify()
             self._announce_last()
         self._pause = loop.call_later(_choose_pause(loop.time()) if is_stored else RETRY_SECONDS, self._resume)
 

@@ -68,8 +68,8 @@ class Follower:
         Raises NotFound if the response was deleted.
         """
         writer = self._find_writer()
-        # Read the signal before the log, so that a change during the read is not missed.
-        changed = self._changes.changed if writer is None else writer.changed
+        signal = self._changes.changed if writer is None else writer.changed
+        changed = signal.next  # before the log is read
         page = None if self._recent is None else self._recent.find(self._after)
         if page is None and self._must_read_log(writer):
             page = await self._read_log(writer)

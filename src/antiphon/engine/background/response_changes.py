@@ -6,12 +6,13 @@ watched response, so that followers of an earlier attempt announce themselves ag
 polls the store, too.
 """
 
-import asyncio
 from weakref import WeakValueDictionary
+
+from antiphon.engine.background.change_signal import ChangeSignal
 
 
 class ResponseChanges:
-    """The changes of one response. `changed` is set, and replaced, at each of them.
+    """The changes of one response. `changed` is notified of each of them.
 
     `last` is the highest number of an event that was announced. `count` is the number of other changes: the log has to
     be read to find them.
@@ -20,23 +21,19 @@ class ResponseChanges:
     __slots__ = ("__weakref__", "changed", "count", "last")
 
     def __init__(self) -> None:
-        self.changed = asyncio.Event()
+        self.changed = ChangeSignal()
         self.count = 0
         self.last = -1
 
     def report_events(self, last: int) -> None:
         """Report that the log reaches this number."""
         self.last = max(self.last, last)
-        self._set()
+        self.changed.notify()
 
     def report(self) -> None:
         """Report a change other than a new event."""
         self.count += 1
-        self._set()
-
-    def _set(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        self.changed.notify()
 
 
 class FollowedResponses:

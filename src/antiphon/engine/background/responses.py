@@ -124,10 +124,10 @@ class BackgroundResponses:
     def stop_readers(self) -> None:
         """End every `follow`, because the server stops. Clients can resume the streams later or elsewhere."""
         self._stopping = True
-        self._scheduler.notify_change()
+        self._scheduler.changed.notify()
         self._followed.report_all()
         for attempt in self._scheduler.attempts.values():
-            attempt.events.notify()
+            attempt.events.changed.notify()
 
     def stop(self, key: RunKey) -> None:
         """Stop the attempt at a run whose response was deleted."""
@@ -180,7 +180,7 @@ class BackgroundResponses:
         deadline = time.monotonic() + self._lease + 4 * POLL_SECONDS
         changes = self._followed.open(key.response_id)
         while time.monotonic() < deadline:
-            changed = changes.changed
+            changed = changes.changed.next
             self._scheduler.wake()
             if has_ended(await self._store.load_bare_response(*key)):
                 return

@@ -1,10 +1,10 @@
 """The scheduler interface. `worker.Worker` implements it on the store's own queue."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from antiphon.engine.background.attempt import Attempt
+from antiphon.engine.background.change_signal import ChangeSignal
 from antiphon.store.base import RunKey
 
 
@@ -30,8 +30,8 @@ class Scheduler(Protocol):
         """The attempts in progress in this process."""
 
     @property
-    def changed(self) -> asyncio.Event:
-        """An event that is set once, when `attempts` changes. Read it before the state that you compare."""
+    def changed(self) -> ChangeSignal:
+        """The signal of changes of `attempts`."""
 
     async def start(self) -> None:
         """Begin to claim runs. Raises ConfigError if the scheduler cannot work."""
@@ -59,6 +59,3 @@ class Scheduler(Protocol):
 
     def stop(self, key: RunKey) -> None:
         """Stop the attempt at a run whose response was deleted."""
-
-    def notify_change(self) -> None:
-        """Set `changed`, to wake all who wait for it."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from antiphon.bounds import remove_oldest
 from antiphon.engine.background.attempt import Attempt, LeftToOthers, Overloaded
+from antiphon.engine.background.change_signal import ChangeSignal
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import StoreLost, StoreUnavailable
@@ -72,7 +73,7 @@ class Worker:
         self._failure = ""
         self._throughput = Throughput()
         self.attempts: dict[RunKey, Attempt] = {}
-        self.changed = asyncio.Event()
+        self.changed = ChangeSignal()
         self.on_begin: Callable[[RunKey, Attempt], None] | None = None
         self.on_end: Callable[[RunKey], None] | None = None
         self.on_full: Callable[[], None] | None = None
@@ -123,10 +124,6 @@ class Worker:
             attempt.cancel()
         else:
             self._renewed = -math.inf  # renewing reads the cancellation requests
-
-    def notify_change(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
 
     async def _poll(self) -> None:
         while True:
@@ -223,7 +220,7 @@ class Worker:
         task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
         # Not in the task itself: a task that is cancelled before its first step runs no step.
         task.add_done_callback(lambda _: self._end(key, attempt, began_at, pipeline))
-        self.notify_change()
+        self.changed.notify()
         if self.on_begin is not None:
             self.on_begin(key, attempt)
 
@@ -264,7 +261,7 @@ class Worker:
         if self.attempts.get(key) is attempt:
             del self.attempts[key], self._tasks[key]
         attempt.events.end()
-        self.notify_change()
+        self.changed.notify()
         if self.on_end is not None:
             self.on_end(key)
         # A queued run may have waited for this slot.
