@@ -32,7 +32,7 @@ class RecordingLink:
 @pytest.mark.parametrize("response_id", ["unknown", "conv_1", "resp_" + "1" * 200])
 async def test_id_that_no_response_has_is_not_sent_to_others(harness: EngineHarness, response_id: str) -> None:
     link = RecordingLink()
-    harness.engine.connect(link, lambda kind, changed_id, last: None)
+    harness.engine.connect(link, lambda announcement: None)
     for operation in (harness.engine.retrieve, harness.engine.cancel):
         for each_id in (response_id, "resp_1"):
             with pytest.raises(NotFound, match=f"'{each_id}' not found"):
@@ -45,7 +45,7 @@ async def test_response_may_be_on_an_unresponsive_process_until_its_lease_ends(
     harness: EngineHarness, silent: tuple[float | None, float | None], retry_after: int | None
 ) -> None:
     for seconds in silent:
-        harness.engine.connect(RecordingLink(seconds), lambda kind, changed_id, last: None)
+        harness.engine.connect(RecordingLink(seconds), lambda announcement: None)
     for operation in (harness.engine.retrieve, harness.engine.cancel, harness.engine.delete):
         with pytest.raises(NotFound if retry_after is None else Unavailable) as refusal:
             await operation("default", "resp_1")
@@ -61,7 +61,7 @@ async def test_response_stored_meanwhile_is_found_though_a_process_is_unresponsi
             return await super().ask(kind, payload)
 
     response = Response(id="resp_1", created_at=1, model="m", status="cancelled")
-    harness.engine.connect(SavingLink(1.0), lambda kind, changed_id, last: None)
+    harness.engine.connect(SavingLink(1.0), lambda announcement: None)
     assert await harness.engine.retrieve("default", "resp_1") == response
     await harness.engine.delete("default", "resp_1")
     assert await harness.engine.cancel("default", "resp_1") == response

@@ -42,7 +42,8 @@ from antiphon.engine.usage import UsageRecorder, find_model
 from antiphon.errors import AntiphonError, InvalidRequest, Unavailable
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
-from antiphon.store.base import OnChange, RunKey, Store, StoredResponse
+from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.changes import Announce, Change
 from antiphon.store.encoded_response import EncodedResponse
 from antiphon.store.history_budget import HistoryBudget, HistoryShare
 from antiphon.store.keys import KeyStore
@@ -237,14 +238,14 @@ class Engine:
         """Record model calls, calls of hosted tools and background work. Must be called before `start`."""
         self._pipeline.trace(telemetry)
 
-    def connect(self, link: PeerLink, announce_change: OnChange) -> None:
+    def connect(self, link: PeerLink, announce: Announce) -> None:
         """Cancel and retrieve foreground responses of other processes, too, and announce changes to them."""
         self._foreground.connect(link)
-        self._background.announce_change = announce_change
+        self._background.announce_elsewhere = announce
 
-    def receive_change(self, kind: str, response_id: str, last: int) -> None:
-        """Handle a change that another process has announced."""
-        self._background.receive_change(kind, response_id, last)
+    def receive_change(self, change: Change) -> None:
+        """Handle a change by another process."""
+        self._background.receive_change(change)
 
     @property
     def owner(self) -> str:

@@ -5,7 +5,7 @@ and every method takes one, except those that serve the server itself: `expire`,
 usage, and the methods with which workers take runs from the queue.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
+from antiphon.store.changes import Announcement, OnChange
 from antiphon.store.encoded_response import EncodedResponse
 from antiphon.store.keys import KeyStore
 from antiphon.store.limits import RunLimits
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 Order = Literal["asc", "desc"]
 
 NO_LIMITS = RunLimits()
-
-# Called with the kind of a change, the id of its response, and the number of its last event. -1: unknown.
-OnChange = Callable[[str, str, int], None]
 
 # Length of the random part of a response id. The ids of the items of a response begin with it, after their prefix.
 TOKEN_LENGTH = 44
@@ -332,11 +330,9 @@ class RunQueue(Protocol):
 
     `configuration_id` is an identifier shared by all processes that serve the same models.
 
-    `on_change` is called for changes by any process, if the store reports them: `events` for the end or the deletion of
-    a response, `cancelled` for a request to cancel it, `queued` for runs that can be claimed, and `reconnected` if
-    earlier reports may be lost. The last two have no response id. It is also called for `announce`. A report is a hint:
-    the change is committed, but some changes are not reported. `reports_changes` is False if no reports are expected
-    now.
+    `on_change` is called for changes by any process, if the store reports them: for queued and cancelled runs, for the
+    end and the deletion of a response, for lost reports, and for `announce`. A report is a hint: the change is
+    committed, but some changes are not reported. `reports_changes` is False if no reports are expected now.
     """
 
     configuration_id: str
@@ -345,7 +341,7 @@ class RunQueue(Protocol):
     @property
     def reports_changes(self) -> bool: ...
 
-    def announce(self, kind: str, response_id: str, last: int) -> None:
+    def announce(self, announcement: Announcement) -> None:
         """Report a change to all processes, later and without a guarantee. Do nothing if the store reports none."""
 
     async def enqueue(

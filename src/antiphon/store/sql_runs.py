@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from antiphon import offload
 from antiphon.store.base import NO_LIMITS, QueueFull, RunKey, StoredResponse
+from antiphon.store.changes import CancelRequested, RunsQueued
 from antiphon.store.limits import RunLimits
 from antiphon.store.record import ForeignItem, pack_with_foreign_items
 from antiphon.store.sql_responses import INDEX_ITEM, INSERT, SqlResponses
@@ -77,7 +78,7 @@ class SqlRuns(SqlResponses):
         record, foreign = await offload.run(pack_with_foreign_items, stored)
         run = request, stored.response.model, self.configuration_id, self._read_clock(), watched
         await self._write(self._enqueue, (project, *record), run, foreign, limits)
-        self.announce("queued")
+        self.announce(RunsQueued())
 
     def _enqueue(
         self, row: Sequence[object], run: Sequence[object], foreign: list[ForeignItem], limits: RunLimits
@@ -93,18 +94,18 @@ class SqlRuns(SqlResponses):
 
     async def release(self, owner: str) -> None:
         if await self._change(RELEASE, (self._read_clock(), owner), is_idempotent=True):
-            self.announce("queued")
+            self.announce(RunsQueued())
 
     async def end_leases(self, owner: str) -> None:
         if await self._change(END_LEASES, (self._read_clock(), owner), is_idempotent=True):
-            self.announce("queued")
+            self.announce(RunsQueued())
 
     async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         free_seconds = self._now() - free_since
         parameters = (self._read_clock(), free_seconds, owner, project, response_id)
         await self._change(RETURN, parameters, is_idempotent=True)
         if free_seconds >= 0:
-            self.announce("queued")
+            self.announce(RunsQueued())
 
     async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         await self._change(CLEAR_OWNER, (project, response_id, owner), is_idempotent=True)
@@ -120,7 +121,7 @@ class SqlRuns(SqlResponses):
     async def request_cancel(self, project: str, response_id: str) -> bool:
         is_marked = await self._change(CANCEL, (project, response_id), is_idempotent=True) > 0
         if is_marked:
-            self.announce("cancelled", response_id)
+            self.announce(CancelRequested(response_id))
         return is_marked
 
     async def count_waiting(self) -> int:

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from antiphon.errors import ServerError
+from antiphon.store.changes import Announcement
 from antiphon.store.limits import StoreLimits
 
 Result = TypeVar("Result")
@@ -150,8 +151,8 @@ class StepDatabase:
         """Return the value of the columns `item_id` for an item."""
         return item_id
 
-    def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
-        """Report a change to other processes, if the database can. `last` is the number of the last event, if any."""
+    def announce(self, announcement: Announcement) -> None:
+        """Report a change to other processes, if the database can."""
 
     def _track_write(self, project: str, response_id: str, first: int) -> AbstractContextManager[bool]:
         """Return a context for a write of events. It has True if an earlier write of them may have been committed.

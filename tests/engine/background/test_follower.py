@@ -12,6 +12,7 @@ from antiphon.engine.background import follower, recent_events, worker
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
 from antiphon.store.base import Store
+from antiphon.store.changes import Announcement
 from antiphon.store.location import locate_store
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
@@ -132,12 +133,12 @@ def connect(harnesses: list[EngineHarness]) -> Counter[str]:
     for harness in harnesses:
         others = [other for other in harnesses if other is not harness]
 
-        def announce(kind: str, response_id: str, last: int, others: list[EngineHarness] = others) -> None:
-            counts[kind] += 1
+        def announce(announcement: Announcement, others: list[EngineHarness] = others) -> None:
+            counts[announcement.kind] += 1
             for other in others:
-                other.engine.receive_change(kind, response_id, last)
+                other.engine.receive_change(announcement)
 
-        harness.engine._background.announce_change = announce
+        harness.engine._background.announce_elsewhere = announce
     return counts
 
 

@@ -18,6 +18,7 @@ from antiphon.server.workers.messages import (
     Question,
     Reload,
     Reloaded,
+    WorkerDied,
     WorkerReady,
     decode_for_worker,
 )
@@ -172,7 +173,7 @@ async def test_deaths_are_reported_to_the_other_workers_and_to_those_that_start(
     for owner in ("a", "b", "c"):
         relay.announce_death(owner)
     relay.report_deaths(workers[2])
-    deaths = [Question("changed", b'["ended","%s",-1]' % owner) for owner in (b"a", b"b", b"c")]
+    deaths = [WorkerDied(owner) for owner in ("a", "b", "c")]
     assert [channel.sent for channel in channels] == [deaths, deaths[1:]]
 
 

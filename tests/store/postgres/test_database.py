@@ -11,6 +11,7 @@ import pytest
 from antiphon.errors import ConfigError, ServerError, StoreFull, StoreUnavailable
 from antiphon.protocol.items import Message
 from antiphon.store.base import LeaseLost, Store, StoredResponse
+from antiphon.store.changes import CancelRequested, Change, EventsAppended, ReportsLost, ResponseChanged, RunsQueued
 from antiphon.store.location import locate_store
 from antiphon.store.migration_files import read_migrations
 from support.postgres_server import EmptySchema, PostgresServer, is_installed
@@ -412,23 +413,23 @@ async def test_changes_are_reported_to_other_processes(
 ) -> None:
     other: Store = locate_store(postgres_url)
     await other.open()
-    changes: asyncio.Queue[tuple[str, str, int]] = asyncio.Queue()
-    other.on_change = lambda kind, response_id, last: changes.put_nowait((kind, response_id, last))
-    assert await changes.get() == ("reconnected", "", -1)
+    changes: asyncio.Queue[Change] = asyncio.Queue()
+    other.on_change = changes.put_nowait
+    assert await changes.get() == ReportsLost()
     assert other.reports_changes
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}", watched=True)
-    assert await changes.get() == ("queued", "", -1)
+    assert await changes.get() == RunsQueued()
     await store.claim("us", as_of=0, lease=10, limit=1)
     await store.append_events("p", "resp_1", 0, [b"0"], owner="us")  # not reported: that is up to the caller
     await store.request_cancel("p", "resp_1")
-    assert await changes.get() == ("cancelled", "resp_1", -1)
+    assert await changes.get() == CancelRequested("resp_1")
     for last in range(3):
-        store.announce("events", "resp_1", last)
-    assert await changes.get() == ("events", "resp_1", 2)  # the newest of those that waited
+        store.announce(EventsAppended("resp_1", last))
+    assert await changes.get() == EventsAppended("resp_1", 2)  # the newest of those that waited
     await store.save("p", make_stored("resp_1"), owner="us", events=(1, [b"1", b"2"]))
-    assert await changes.get() == ("events", "resp_1", 2)
+    assert await changes.get() == EventsAppended("resp_1", 2)
     await store.delete("p", "resp_1")
-    assert await changes.get() == ("events", "resp_1", -1)
+    assert await changes.get() == ResponseChanged("resp_1")
     await other.close()
 
 

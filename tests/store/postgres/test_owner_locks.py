@@ -42,7 +42,7 @@ async def open_store(postgres_url: str) -> AsyncIterator[OpenStore]:
             assert isinstance(store, PostgresStore)
             await store.open()
             stack.push_async_callback(store.close)
-            store.on_change = lambda kind, _, __: None
+            store.on_change = lambda _: None
             assert store.peer_link is not None
             await store.peer_link.wait_connected()
             return store

@@ -32,7 +32,7 @@ async def open_link(url: str, stack: AsyncExitStack) -> PostgresPeerLink:
     await store.open()
     stack.push_async_callback(store.close)
     listening = asyncio.Event()
-    store.on_change = lambda kind, _, __: listening.set()
+    store.on_change = lambda _: listening.set()
     async with asyncio.timeout(TIMEOUT):
         await listening.wait()
     assert store.peer_link is not None

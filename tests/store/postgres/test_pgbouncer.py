@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from antiphon.store.base import StoredResponse
+from antiphon.store.changes import Change, ReportsLost, RunsQueued
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.store.postgres.connection import IDLE_SECONDS
@@ -68,13 +69,13 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="antiphon.store")
     stores = [locate_store(pooled_url, limits=StoreLimits(listen_url=url)) for url in ("", postgres_url, postgres_url)]
-    changes: asyncio.Queue[str] = asyncio.Queue()
+    changes: asyncio.Queue[Change] = asyncio.Queue()
     for store in stores:
         await store.open()
-    stores[0].on_change = lambda kind, _, __: None
+    stores[0].on_change = lambda _: None
     assert "Set store_listen_url" in caplog.text
-    stores[1].on_change = lambda kind, _, __: changes.put_nowait(kind)
-    assert await changes.get() == "reconnected"
+    stores[1].on_change = changes.put_nowait
+    assert await changes.get() == ReportsLost()
     assert [store.reports_changes for store in stores] == [False, True, False]
 
     async def use(number: int) -> None:
@@ -88,7 +89,7 @@ async def test_store_works_behind_a_pooler_in_transaction_mode(
             await store.claim(f"owner{number}", as_of=0, lease=60, limit=1)
 
     await asyncio.gather(*(use(number) for number in range(3)))
-    assert await changes.get() == "queued"
+    assert await changes.get() == RunsQueued()
     claimed = [len(await store.renew(f"owner{number}", lease=60)) for number, store in enumerate(stores)]
     assert sum(claimed) == 15
     # A session of the pooler does not end with a process: only an owner with a connection of its own holds a lock.

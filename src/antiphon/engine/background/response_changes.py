@@ -1,9 +1,9 @@
 """Changes of followed responses, as the processes that share a store report them to each other.
 
-A process that follows a response of another one announces `follow`. The process that works on the response then
-announces the number of its last event after each write, as `events`. It announces `begun` when it begins to work on a
-watched response, so that followers of an earlier attempt announce themselves again. All of these are hints: a follower
-polls the store, too.
+A process that follows a response of another one announces ResponseFollowed. The process that works on the response
+then announces EventsAppended after each write. It announces AttemptBegun when it begins to work on a watched response,
+so that followers of an earlier attempt announce themselves again. All of these are hints: a follower polls the store,
+too.
 """
 
 from weakref import WeakValueDictionary
@@ -57,6 +57,12 @@ class FollowedResponses:
         changes = self._changes.get(response_id)
         if changes is not None:
             changes.report()
+
+    def report_events(self, response_id: str, last: int) -> None:
+        """Report that the log of the response reaches this number, if the response is followed."""
+        changes = self._changes.get(response_id)
+        if changes is not None:
+            changes.report_events(last)
 
     def report_all(self) -> None:
         for changes in list(self._changes.values()):

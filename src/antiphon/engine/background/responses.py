@@ -22,7 +22,20 @@ from antiphon.engine.background.worker import wait_for
 from antiphon.errors import Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.response import FINAL_STATUSES, Response
-from antiphon.store.base import NO_LIMITS, OnChange, QueueFull, RunKey, Store, StoredResponse
+from antiphon.store.base import NO_LIMITS, QueueFull, RunKey, Store, StoredResponse
+from antiphon.store.changes import (
+    Announce,
+    Announcement,
+    AttemptBegun,
+    CancelRequested,
+    Change,
+    EventsAppended,
+    OwnerDied,
+    ReportsLost,
+    ResponseChanged,
+    ResponseFollowed,
+    RunsQueued,
+)
 from antiphon.store.limits import RunLimits
 from antiphon.turn_queue import refuse_all, refuse_project
 
@@ -66,14 +79,14 @@ class BackgroundResponses:
     ) -> None:
         self._store = store
         reader = EventReader(store, page_bytes=page_bytes)
-        self._context = FollowerContext(store, reader, scheduler, partial(self._announce, "follow"), page_bytes)
+        self._context = FollowerContext(store, reader, scheduler, self._announce_followers, page_bytes)
         self._scheduler = scheduler
         self._lease = lease
         self.limits = limits
         self._stopping = False
         self.refusals = 0  # because too many responses of a project wait
         # Announces a change to other processes, if the store does not report changes.
-        self.announce_change: OnChange | None = None
+        self.announce_elsewhere: Announce | None = None
         self._followed = FollowedResponses()
         self._finished = FinishedItems(store)
 
@@ -86,8 +99,8 @@ class BackgroundResponses:
     async def close(self) -> None:
         self._store.on_change = None
         await self._scheduler.close()
-        if self.announce_change is not None:
-            self.announce_change("queued", "", -1)
+        if self.announce_elsewhere is not None:
+            self.announce_elsewhere(RunsQueued())
 
     async def enqueue(self, key: RunKey, stored: StoredResponse, queued: QueuedRequest) -> Callable[[], EventPages]:
         """Save a response together with its run, for this or another process. Return a function that follows it.
@@ -137,8 +150,8 @@ class BackgroundResponses:
         """Request the end of a run and wait until it has ended."""
         self._scheduler.cancel(key)  # before the request: the store may fail
         await self._store.request_cancel(*key)
-        if self.announce_change is not None:
-            self.announce_change("cancelled", key.response_id, -1)
+        if self.announce_elsewhere is not None:
+            self.announce_elsewhere(CancelRequested(key.response_id))
         self._scheduler.cancel(key)  # it may have been claimed meanwhile
         await self._wait_for_end(key)
 
@@ -188,64 +201,64 @@ class BackgroundResponses:
 
     # Changes
 
-    def _announce(self, kind: str, response_id: str, last: int = -1) -> None:
-        """Announce a change to all other processes."""
-        self._store.announce(kind, response_id, last)
-        if self.announce_change is not None and not self._store.reports_changes:
-            self.announce_change(kind, response_id, last)
+    def _announce(self, announcement: Announcement) -> None:
+        self._store.announce(announcement)
+        if self.announce_elsewhere is not None and not self._store.reports_changes:
+            self.announce_elsewhere(announcement)
+
+    def _announce_followers(self, response_id: str) -> None:
+        self._announce(ResponseFollowed(response_id))
 
     def _report_begin(self, key: RunKey, attempt: Attempt) -> None:
         self._followed.report(key.response_id)
         if attempt.is_watched:
-            self._announce("begun", key.response_id)
+            self._announce(AttemptBegun(key.response_id))
 
     def _report_end(self, key: RunKey) -> None:
         self._followed.report(key.response_id)
 
     def _offer_runs(self) -> None:
         """Let other processes check the queue, unless the store has reported each run to them."""
-        if self.announce_change is not None and not self._store.reports_changes:
-            self.announce_change("queued", "", -1)
+        if self.announce_elsewhere is not None and not self._store.reports_changes:
+            self.announce_elsewhere(RunsQueued())
 
-    def receive_change(self, kind: str, response_id: str, last: int) -> None:
-        """Handle a change that the store or another process reports (`RunQueue.on_change`).
+    def receive_change(self, change: Change) -> None:
+        """Handle a change that the store or another process reports."""
+        match change:
+            case RunsQueued():
+                self._scheduler.wake()
+            case CancelRequested(response_id):
+                self._cancel_attempts(response_id)
+            case EventsAppended(response_id, last):
+                self._followed.report_events(response_id, last)
+            case ResponseChanged(response_id):
+                self._followed.report(response_id)
+            case ResponseFollowed(response_id):
+                self._announce_events(response_id)
+            case AttemptBegun(response_id):
+                self._follow_again(response_id)
+            case OwnerDied(owner):
+                self._scheduler.take_over(owner)
+            case ReportsLost():
+                self._scheduler.wake()
+                self._followed.report_all()
 
-        Processes report three more kinds to each other. `begun`: a process works on a response that may have readers
-        elsewhere. `follow`: a process has readers of the response. `ended`: a worker has died. Its owner is in place of
-        the response id, and the supervisor reports it.
-        """
-        if kind == "queued":
-            self._scheduler.wake()
-        elif kind == "cancelled":
-            for key in self._find_attempts(response_id):
-                self._scheduler.cancel(key)
-            self._scheduler.wake()
-        elif kind == "events":
-            self._receive_events(response_id, last)
-        elif kind == "follow":
-            for key in self._find_attempts(response_id):
-                self._scheduler.attempts[key].events.announce_to(partial(self._announce, "events", response_id))
-        elif kind == "begun":
-            self._follow_again(response_id)
-        elif kind == "ended":
-            self._scheduler.take_over(response_id)
-        elif kind == "reconnected":
-            self._scheduler.wake()
-            self._followed.report_all()
+    def _cancel_attempts(self, response_id: str) -> None:
+        for key in self._find_attempts(response_id):
+            self._scheduler.cancel(key)
+        self._scheduler.wake()
+
+    def _announce_events(self, response_id: str) -> None:
+        """Announce the events of a response that this process works on to its followers in other processes."""
+        for key in self._find_attempts(response_id):
+            self._scheduler.attempts[key].events.announce_to(
+                lambda last: self._announce(EventsAppended(response_id, last))
+            )
 
     def _follow_again(self, response_id: str) -> None:
         """Announce the followers of a response to the process that has begun to work on it."""
         if self._followed.get(response_id) is not None and not self._find_attempts(response_id):
-            self._announce("follow", response_id)
-
-    def _receive_events(self, response_id: str, last: int) -> None:
-        changes = self._followed.get(response_id)
-        if changes is None:
-            return
-        if last < 0:
-            changes.report()
-        else:
-            changes.report_events(last)
+            self._announce_followers(response_id)
 
     def _find_attempts(self, response_id: str) -> list[RunKey]:
         return [key for key in self._scheduler.attempts if key.response_id == response_id]

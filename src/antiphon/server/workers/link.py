@@ -14,6 +14,7 @@ from antiphon.server.workers.messages import (
     Question,
     Reload,
     Reloaded,
+    WorkerDied,
     WorkerReady,
     decode_for_worker,
 )
@@ -39,6 +40,7 @@ class SupervisorLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self.answers: dict[str, AnswerQuestion] = {}
         self.on_end: Callable[[], None] | None = None
+        self.on_death: Callable[[str], None] | None = None
         self.apply_settings: Callable[[Settings], Awaitable[object]] | None = None
 
     async def open(self, ready: WorkerReady) -> None:
@@ -89,6 +91,8 @@ class SupervisorLink:
                 self._run(self._reload(channel, message.settings))
             elif isinstance(message, Question):
                 self._run(self._answer(channel, message))
+            elif isinstance(message, WorkerDied) and self.on_death is not None:
+                self.on_death(message.owner)
         logger.error("the supervisor has ended")
         if self.on_end is not None:
             self.on_end()

@@ -16,8 +16,6 @@ from antiphon.config.settings import Settings
 # A worker that does not read gets no further messages beyond this size: those that matter are sent to few workers.
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _LENGTH_BYTES = 4
-# The kind of the announcement of a change: its kind, an id and a number, as JSON.
-CHANGED = "changed"
 
 
 class Start(Struct, tag=True, frozen=True):
@@ -53,6 +51,12 @@ class Answers(Struct, tag=True, frozen=True):
     silent_seconds: float | None = None
 
 
+class WorkerDied(Struct, tag=True, frozen=True):
+    """Another worker has died. `owner` is its name in the queue of background responses."""
+
+    owner: str
+
+
 class WorkerReady(Struct, tag=True, frozen=True):
     """The worker accepts requests. `owner` is its name in the queue of background responses."""
 
@@ -80,7 +84,7 @@ class Answer(Struct, tag=True, frozen=True):
     payload: bytes
 
 
-ToWorker = Start | Reload | Question | Answers
+ToWorker = Start | Reload | Question | Answers | WorkerDied
 ToSupervisor = WorkerReady | WorkerFailed | Reloaded | Question | Answer
 
 

@@ -2,16 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from antiphon.engine.engine import Engine
 from antiphon.server.workers.link import SupervisorLink
-from antiphon.server.workers.messages import CHANGED
+from antiphon.store.changes import Announcement, OwnerDied, decode_announcement, encode_announcement
 
 if TYPE_CHECKING:
     from antiphon.server.metrics.server_metrics import ServerMetrics
 
 _METRICS = "metrics"
+_ANNOUNCEMENT = "announcement"
 
 
 class WorkerPeers:
@@ -21,19 +20,22 @@ class WorkerPeers:
         self._link = link
         self._engine = engine
         self._metrics = metrics
-        link.answers[CHANGED] = self._receive_change
+        link.answers[_ANNOUNCEMENT] = self._receive
         link.answers[_METRICS] = self._answer_metrics
-        engine.connect(link, self._announce_change)
+        link.on_death = lambda owner: engine.receive_change(OwnerDied(owner))
+        engine.connect(link, self._announce)
 
     async def collect_metrics(self) -> list[bytes]:
         """Return the metrics of all other workers."""
         return await self._link.ask_all(_METRICS)
 
-    def _announce_change(self, kind: str, response_id: str, last: int) -> None:
-        self._link.announce(CHANGED, msgspec.json.encode((kind, response_id, last)))
+    def _announce(self, announcement: Announcement) -> None:
+        self._link.announce(_ANNOUNCEMENT, encode_announcement(announcement).encode())
 
-    async def _receive_change(self, payload: bytes) -> bytes:
-        self._engine.receive_change(*msgspec.json.decode(payload, type=tuple[str, str, int]))
+    async def _receive(self, payload: bytes) -> bytes:
+        announcement = decode_announcement(payload.decode())
+        if announcement is not None:
+            self._engine.receive_change(announcement)
         return b""
 
     async def _answer_metrics(self, _: bytes) -> bytes:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from antiphon.config.changes import SettingChanges, compare_settings
@@ -25,7 +24,6 @@ from antiphon.server.reload import Reloader
 from antiphon.server.running_servers import FOLDER, ServerFile
 from antiphon.server.store_users import register_store_user
 from antiphon.server.workers.messages import (
-    CHANGED,
     Answer,
     Answers,
     Channel,
@@ -33,6 +31,7 @@ from antiphon.server.workers.messages import (
     Reload,
     Reloaded,
     Start,
+    WorkerDied,
     WorkerFailed,
     WorkerReady,
     decode_for_supervisor,
@@ -336,12 +335,12 @@ class QuestionRelay:
         self._dead_owners.append(owner)
         for worker in self._workers.values():
             if worker.is_ready:
-                worker.channel.send(_describe_death(owner))
+                worker.channel.send(WorkerDied(owner))
 
     def report_deaths(self, worker: WorkerProcess) -> None:
         """Report the last deaths to a worker that has started."""
         for owner in self._dead_owners:
-            worker.channel.send(_describe_death(owner))
+            worker.channel.send(WorkerDied(owner))
 
     def _finish_complete(self, key: int) -> None:
         if not self._pending[key].missing:
@@ -371,10 +370,6 @@ class PendingQuestion:
         for worker in self.missing.values():
             worker.silent_since = worker.silent_since or self._began_at
         return time.monotonic() - max(worker.silent_since or 0.0 for worker in self.missing.values())
-
-
-def _describe_death(owner: str) -> Question:
-    return Question(CHANGED, msgspec.json.encode(("ended", owner, -1)))
 
 
 def _explain_start(worker: WorkerProcess, status: int) -> Exception:

@@ -21,6 +21,7 @@ from antiphon.store.base import (
     RunKey,
     StoredResponse,
 )
+from antiphon.store.changes import Announcement
 from antiphon.store.claims import is_delayed
 from antiphon.store.event_batches import EventBatch, pack_events
 from antiphon.store.history_budget import HistoryShare
@@ -186,7 +187,7 @@ class _FreeRun(NamedTuple):
 
 
 class MemoryRunQueue(MemoryReferences):
-    def announce(self, kind: str, response_id: str, last: int) -> None:
+    def announce(self, announcement: Announcement) -> None:
         pass  # no other process has this store
 
     async def enqueue(

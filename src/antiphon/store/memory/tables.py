@@ -16,7 +16,7 @@ from antiphon.errors import ServerError, StoreUnavailable, Unavailable
 from antiphon.offload import run_sized
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import OnChange
+from antiphon.store.changes import OnChange
 from antiphon.store.containers import ContainerFileRow, ContainerRow
 from antiphon.store.event_batches import EventBatch, pack_events, take_events
 from antiphon.store.history_budget import HistoryShare, reserve_items

@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 from antiphon.bounds import remove_oldest
 from antiphon.errors import ConfigError, StoreUnavailable, Unavailable
-from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.changes import OnChange
 from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.migration_files import read_migrations

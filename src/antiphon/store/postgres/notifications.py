@@ -4,9 +4,8 @@ They are hints. A change is announced after its commit, in a transaction of its 
 transaction with a notification commit at a time. If a notification is lost, its receiver finds the change at its next
 poll. Announcements that wait are sent together.
 
-A notification has a kind, the id of a response and the number of an event, separated by spaces. The last two may be
-missing. The kind `message` has a text instead (`peer_link.py`). Events themselves are never part of a notification:
-every role that can connect to the database can listen.
+A notification is an announcement, or the word `message` and a text (`peer_link.py`). Events themselves are never part
+of a notification: every role that can connect to the database can listen.
 """
 
 import asyncio
@@ -18,7 +17,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError
-from antiphon.store.base import OnChange
+from antiphon.store.changes import (
+    Announcement,
+    Change,
+    EventsAppended,
+    OnChange,
+    ReportsLost,
+    decode_announcement,
+    encode_announcement,
+)
 from antiphon.store.postgres.connection import OPENING_ERRORS, PostgresConnector, close, explain_refusal
 from antiphon.store.postgres.pool import PostgresPool
 
@@ -103,10 +110,12 @@ class Notifications:
         elif self._listening is None:
             self._listening = asyncio.get_running_loop().create_task(self._listen(self._connector))
 
-    def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
+    def announce(self, announcement: Announcement) -> None:
         """Report a committed change to all processes. Of several numbers, the newest is sent."""
-        number = "" if last < 0 else f" {last}"
-        self._queue((kind, response_id, bool(number)), f"{kind} {response_id}{number}")
+        key: object = announcement
+        if isinstance(announcement, EventsAppended):
+            key = EventsAppended, announcement.response_id
+        self._queue(key, encode_announcement(announcement))
 
     def send_message(self, text: str) -> None:
         """Send a text to all processes that listen."""
@@ -184,7 +193,7 @@ class Notifications:
                 logger.warning("notifications are received again")
             self._has_failed = False
             # Notifications that were sent before are lost. Let all readers check once.
-            self._on_change("reconnected", "", -1)
+            self._on_change(ReportsLost())
             while not connection.is_closed():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_SECONDS):
@@ -210,15 +219,13 @@ class Notifications:
         kind, _, text = str(payload).partition(" ")
         if kind == _MESSAGE:
             self.on_message(text)
-        else:
-            response_id, _, number = text.rpartition(" ")
-            if response_id and number.isdecimal():
-                self._on_change(kind, response_id, int(number))
-            else:
-                self._on_change(kind, text, -1)
+            return
+        change = decode_announcement(str(payload))
+        if change is not None:
+            self._on_change(change)
 
 
-def _ignore_change(kind: str, response_id: str, last: int) -> None:
+def _ignore_change(change: Change) -> None:
     pass
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from antiphon.store.changes import Announcement
 from antiphon.store.escaped_text import escape_all
 from antiphon.store.postgres.database import PostgresDatabase
 from antiphon.store.postgres.writer import GroupedStatement
@@ -75,8 +76,8 @@ class PostgresSteps(PostgresDatabase, StepDatabase):
     def _make_item_key(self, item_id: str) -> str:
         return make_item_key(item_id)
 
-    def announce(self, kind: str, response_id: str = "", last: int = -1) -> None:
-        self._notifications.announce(kind, response_id, last)
+    def announce(self, announcement: Announcement) -> None:
+        self._notifications.announce(announcement)
 
     def _track_write(self, project: str, response_id: str, first: int) -> AbstractContextManager[bool]:
         return self._uncertain.track(project, response_id, first)

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
-from antiphon.store.base import OnChange
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.changes import OnChange
 from antiphon.store.item_offsets import OffsetCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 from antiphon.store.migration_files import read_migrations
