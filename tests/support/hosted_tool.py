@@ -23,6 +23,7 @@ from antiphon.tools.hosted.base import (
     HostedSession,
     HostedSetup,
     HostedTool,
+    OpeningCall,
 )
 
 FOLDER = "HOSTED_TEST_FOLDER"
@@ -95,11 +96,10 @@ class _Session(HostedSession):
         self._tool.closed += 1
 
 
-class _Call(HostedCall):
+class _Call(OpeningCall):
     def __init__(self, tool: RecordingTool, key: str) -> None:
+        super().__init__(key)
         self._tool = tool
-        self._key = key
-        self._is_open = False
         self._arguments = ""
 
     @property
@@ -108,13 +108,10 @@ class _Call(HostedCall):
 
     def write(self, fragment: str) -> Sequence[Delta]:
         self._arguments += fragment
-        return self._open()
+        return self.open()
 
-    def _open(self) -> list[Delta]:
-        if self._is_open:
-            return []
-        self._is_open = True
-        return [OpenItem(self._key, self._make_item("in_progress", []), "fs"), self._make_event("in_progress")]
+    def make_opening(self) -> list[Delta]:
+        return [OpenItem(self.key, self._make_item("in_progress", []), "fs"), self._make_event("in_progress")]
 
     def _make_item(
         self, status: Literal["in_progress", "completed", "failed"], queries: list[str], texts: Sequence[str] = ()
@@ -127,10 +124,10 @@ class _Call(HostedCall):
 
     def _make_event(self, name: str) -> Delta:
         fields = {"type": f"response.{self._tool.kind}_call.{name}", "item_id": "", "output_index": 0}
-        return ItemPassthrough(Unknown(json.dumps(fields | {"sequence_number": 0}).encode()), self._key)
+        return ItemPassthrough(Unknown(json.dumps(fields | {"sequence_number": 0}).encode()), self.key)
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        yield [*self._open(), self._make_event("searching")]
+        yield [*self.open(), self._make_event("searching")]
         queries = json.loads(arguments)["queries"]
         if "explode" in queries:
             raise RuntimeError("boom")
@@ -140,10 +137,10 @@ class _Call(HostedCall):
         for query in queries:
             await self._tool.hold("after", query)
         texts = [f"Text about {query}." for query in queries]
-        yield [CloseItem(self._key, self._make_item("completed", queries, texts))]
+        yield [CloseItem(self.key, self._make_item("completed", queries, texts))]
 
     def fail(self, message: str) -> Sequence[Delta]:
-        return [*self._open(), CloseItem(self._key, self._make_item("failed", [], [message]))]
+        return [*self.open(), CloseItem(self.key, self._make_item("failed", [], [message]))]
 
 
 def create(setup: HostedSetup) -> HostedTool:

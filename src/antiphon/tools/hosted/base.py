@@ -176,6 +176,25 @@ class HostedCall:
         raise NotImplementedError
 
 
+class OpeningCall(HostedCall):
+    """A call that opens its item once: with the first deltas of `write`, `run` or `fail`."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._is_open = False
+
+    def open(self) -> list[Delta]:
+        """Return the deltas that open the item, or none if it is open."""
+        if self._is_open:
+            return []
+        self._is_open = True
+        return self.make_opening()
+
+    def make_opening(self) -> list[Delta]:
+        """Return `OpenItem`, and the events that follow it at once."""
+        raise NotImplementedError
+
+
 class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that the client has approved: it is run before the first model call. `name` is its function."""
 

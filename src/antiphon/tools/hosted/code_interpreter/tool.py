@@ -24,6 +24,7 @@ from antiphon.tools.hosted.base import (
     HostedSetup,
     HostedTool,
     HostedUnavailable,
+    OpeningCall,
     TextFilter,
 )
 from antiphon.tools.hosted.code_interpreter.code_stream import CodeReader, parse_code
@@ -154,26 +155,25 @@ class CodeSession(HostedSession):
         return f"{_DESCRIPTION} Files: {', '.join(names)}." if names else _DESCRIPTION
 
 
-class CodeCall(HostedCall):
+class CodeCall(OpeningCall):
     """A call of the code interpreter."""
 
     def __init__(self, session: CodeSession, key: str) -> None:
+        super().__init__(key)
         self._session = session
-        self._key = key
         self._reader = CodeReader()
-        self._is_open = False
         self._code = ""
 
     def write(self, fragment: str) -> Sequence[Delta]:
-        deltas = list(self._open())
+        deltas = self.open()
         piece = self._reader.feed(fragment)
         if piece:
             self._code += piece
-            deltas.append(make_item_event(self._key, "code_interpreter_call_code.delta", delta=piece))
+            deltas.append(make_item_event(self.key, "code_interpreter_call_code.delta", delta=piece))
         return deltas
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        opening = list(self._open())
+        opening = self.open()
         code = parse_code(arguments)
         if code is None:
             yield [*opening, *self.fail(_NO_CODE)]
@@ -181,11 +181,11 @@ class CodeCall(HostedCall):
         rest = code[len(self._code) :] if code.startswith(self._code) else ""
         self._code = code
         if rest:
-            opening.append(make_item_event(self._key, "code_interpreter_call_code.delta", delta=rest))
+            opening.append(make_item_event(self.key, "code_interpreter_call_code.delta", delta=rest))
         yield [
             *opening,
-            make_item_event(self._key, "code_interpreter_call_code.done", code=code),
-            make_item_event(self._key, "code_interpreter_call.interpreting"),
+            make_item_event(self.key, "code_interpreter_call_code.done", code=code),
+            make_item_event(self.key, "code_interpreter_call.interpreting"),
         ]
         try:
             run = await self._session.run(code)
@@ -196,20 +196,18 @@ class CodeCall(HostedCall):
 
     def fail(self, message: str) -> Sequence[Delta]:
         item = self._make_item("failed", [{"type": "logs", "logs": message}])
-        return [*self._open(), CloseItem(self._key, item)]
+        return [*self.open(), CloseItem(self.key, item)]
 
     def _end(self, run: CodeRun) -> Sequence[Delta]:
         outputs = _list_outputs(run)
         if run.result.ending != "returned":
-            return [CloseItem(self._key, self._make_item("failed", outputs))]
-        completed = make_item_event(self._key, "code_interpreter_call.completed")
-        return [completed, CloseItem(self._key, self._make_item("completed", outputs))]
+            return [CloseItem(self.key, self._make_item("failed", outputs))]
+        completed = make_item_event(self.key, "code_interpreter_call.completed")
+        return [completed, CloseItem(self.key, self._make_item("completed", outputs))]
 
-    def _open(self) -> Iterator[Delta]:
-        if not self._is_open:
-            self._is_open = True
-            yield OpenItem(self._key, self._make_item("in_progress", []), "ci")
-            yield make_item_event(self._key, "code_interpreter_call.in_progress")
+    def make_opening(self) -> list[Delta]:
+        opened = OpenItem(self.key, self._make_item("in_progress", []), "ci")
+        return [opened, make_item_event(self.key, "code_interpreter_call.in_progress")]
 
     def _make_item(self, status: HostedStatus, outputs: list[JsonObject]) -> CodeInterpreterCall:
         code = "" if status == "in_progress" else self._code

@@ -26,6 +26,7 @@ from antiphon.tools.hosted.base import (
     HostedSetup,
     HostedTool,
     HostedUnavailable,
+    OpeningCall,
     TextFilter,
 )
 from antiphon.tools.hosted.events import make_item_event
@@ -150,21 +151,20 @@ class FileSearchSession(HostedSession):
         return [_make_result(each) for each in found]
 
 
-class _FileSearchRun(HostedCall):
+class _FileSearchRun(OpeningCall):
     """One search. It has no effects, so it can be repeated."""
 
     def __init__(self, session: FileSearchSession, key: str) -> None:
+        super().__init__(key)
         self._session = session
-        self._key = key
         self._queries: list[str] = []
-        self._is_open = False
 
     @property
     def is_repeatable(self) -> bool:
         return True
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        yield [*self._open(), self._make_event("in_progress")]
+        yield [*self.open(), self._make_event("in_progress")]
         self._queries = read_queries(arguments)
         yield [self._make_event("searching")]
         try:
@@ -177,20 +177,17 @@ class _FileSearchRun(HostedCall):
 
     def fail(self, message: str) -> Sequence[Delta]:
         # The model reads the reason.
-        return [*self._open(), self._close("failed", [FileSearchResult(text=message)])]
+        return [*self.open(), self._close("failed", [FileSearchResult(text=message)])]
 
-    def _open(self) -> list[Delta]:
-        if self._is_open:
-            return []
-        self._is_open = True
-        return [OpenItem(self._key, FileSearchCall(id="", queries=[], status="in_progress"), "fs")]
+    def make_opening(self) -> list[Delta]:
+        return [OpenItem(self.key, FileSearchCall(id="", queries=[], status="in_progress"), "fs")]
 
     def _close(self, status: Any, results: list[FileSearchResult]) -> CloseItem:
         item = FileSearchCall(id="", queries=self._queries, status=status, results=results)
-        return CloseItem(self._key, item)
+        return CloseItem(self.key, item)
 
     def _make_event(self, name: str) -> Delta:
-        return make_item_event(self._key, f"file_search_call.{name}")
+        return make_item_event(self.key, f"file_search_call.{name}")
 
 
 def read_queries(arguments: str) -> list[str]:

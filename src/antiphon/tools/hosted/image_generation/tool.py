@@ -24,6 +24,7 @@ from antiphon.tools.hosted.base import (
     HostedSetup,
     HostedTool,
     HostedUnavailable,
+    OpeningCall,
 )
 from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.image_generation.endpoint import Image, ImageRefused, ImagesEndpoint, PartialImage
@@ -153,20 +154,19 @@ class _Arguments(Struct):
     action: Literal["generate", "edit"] | None = None
 
 
-class ImageGenerationCallRun(HostedCall):
+class ImageGenerationCallRun(OpeningCall):
     """One image."""
 
     def __init__(self, session: ImageGenerationSession, key: str) -> None:
+        super().__init__(key)
         self._session = session
-        self._key = key
-        self._is_open = False
 
     @property
     def is_repeatable(self) -> bool:
         return False  # an image costs money
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        yield self._open()
+        yield self.open()
         try:
             read = read_json(arguments, _Arguments)
         except msgspec.DecodeError as error:
@@ -188,21 +188,18 @@ class ImageGenerationCallRun(HostedCall):
             yield self._close_failed(error.message)
 
     def fail(self, message: str) -> Sequence[Delta]:
-        return [*self._open(), *self._close_failed(message)]
+        return [*self.open(), *self._close_failed(message)]
 
-    def _open(self) -> list[Delta]:
-        if self._is_open:
-            return []
-        self._is_open = True
+    def make_opening(self) -> list[Delta]:
         return [
-            OpenItem(self._key, ImageGenerationCall("", "in_progress"), "ig"),
-            make_item_event(self._key, "image_generation_call.in_progress"),
-            make_item_event(self._key, "image_generation_call.generating"),
+            OpenItem(self.key, ImageGenerationCall("", "in_progress"), "ig"),
+            make_item_event(self.key, "image_generation_call.in_progress"),
+            make_item_event(self.key, "image_generation_call.generating"),
         ]
 
     def _make_partial_event(self, image: PartialImage) -> Delta:
         return make_item_event(
-            self._key,
+            self.key,
             "image_generation_call.partial_image",
             partial_image_b64=image.data,
             partial_image_index=image.index,
@@ -221,12 +218,12 @@ class ImageGenerationCallRun(HostedCall):
             quality=image.settings.get("quality"),
             size=image.settings.get("size"),
         )
-        completed = make_item_event(self._key, "image_generation_call.completed")
-        return [ToolUsage(images=image.usage or {}), completed, CloseItem(self._key, item)]
+        completed = make_item_event(self.key, "image_generation_call.completed")
+        return [ToolUsage(images=image.usage or {}), completed, CloseItem(self.key, item)]
 
     def _close_failed(self, message: str, error: JsonObject | None = None) -> list[Delta]:
         shown = {"type": "image_generation_error", "code": None, "param": None} | (error or {}) | {"message": message}
-        return [CloseItem(self._key, ImageGenerationCall("", "failed", error=shown))]
+        return [CloseItem(self.key, ImageGenerationCall("", "failed", error=shown))]
 
 
 def create(setup: HostedSetup) -> HostedTool:

@@ -10,7 +10,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol.hosted import McpApprovalRequest, McpCall, McpToolInfo
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.stream.deltas import CloseItem, Delta, OpenItem, WholeItem
-from antiphon.tools.hosted.base import HostedCall
+from antiphon.tools.hosted.base import HostedCall, OpeningCall
 from antiphon.tools.hosted.events import make_item_event
 from antiphon.tools.hosted.mcp.connections import McpConnections
 from antiphon.tools.hosted.mcp.filters import is_repeatable
@@ -47,17 +47,16 @@ class McpServerCalls:
             raise McpFailure(f"The server did not answer in {seconds} s. {_CALL_LOST}", http_status=504) from None
 
 
-class McpCallRun(HostedCall):
+class McpCallRun(OpeningCall):
     """A call of a tool that needs no approval, or has one."""
 
     def __init__(self, server: McpServerCalls, tool: McpToolInfo, key: str, approval_request_id: str | None) -> None:
+        super().__init__(key)
         self._server = server
         self._tool = tool
-        self._key = key
         self._item = McpCall(
             "", tool.name, server.target.label, approval_request_id=approval_request_id, status="in_progress"
         )
-        self._is_open = False
         self._written = ""
 
     @property
@@ -65,11 +64,11 @@ class McpCallRun(HostedCall):
         return is_repeatable(self._tool)
 
     def write(self, fragment: str) -> Sequence[Delta]:
-        opening = self._open()
+        opening = self.open()
         if not fragment:
             return opening
         self._written += fragment
-        return [*opening, make_item_event(self._key, "mcp_call_arguments.delta", delta=fragment)]
+        return [*opening, make_item_event(self.key, "mcp_call_arguments.delta", delta=fragment)]
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
         arguments = arguments.strip() or "{}"
@@ -77,12 +76,12 @@ class McpCallRun(HostedCall):
         rest = arguments.removeprefix(self._written) if arguments.startswith(self._written) else ""
         yield [
             *self.write(rest),
-            make_item_event(self._key, "mcp_call_arguments.done", arguments=arguments),
+            make_item_event(self.key, "mcp_call_arguments.done", arguments=arguments),
         ]
         yield await self._execute(arguments)
 
     def fail(self, message: str) -> Sequence[Delta]:
-        return [*self._open(), *self._close_failed(_make_protocol_error(_INTERNAL_ERROR, message))]
+        return [*self.open(), *self._close_failed(_make_protocol_error(_INTERNAL_ERROR, message))]
 
     async def _execute(self, arguments: str) -> Sequence[Delta]:
         try:
@@ -90,7 +89,7 @@ class McpCallRun(HostedCall):
         except msgspec.DecodeError:
             return self._close_failed(_make_protocol_error(_INVALID_PARAMS, "The arguments are not a JSON object."))
         try:
-            payload = await self._server.call(self._tool.name, decoded, self._key)
+            payload = await self._server.call(self._tool.name, decoded, self.key)
         except AntiphonError as error:
             return self._close_failed(self._describe(error))
         return self._close_with(payload)
@@ -110,12 +109,12 @@ class McpCallRun(HostedCall):
             message = f"The result is larger than {MAX_RESULT_BYTES} bytes."
             return self._close_failed(_make_protocol_error(_INTERNAL_ERROR, message))
         item = msgspec.structs.replace(self._item, output=output, status="completed")
-        return [make_item_event(self._key, "mcp_call.completed"), CloseItem(self._key, item)]
+        return [make_item_event(self.key, "mcp_call.completed"), CloseItem(self.key, item)]
 
     def _close_failed(self, error: JsonObject) -> Sequence[Delta]:
         arguments = self._item.arguments or self._written  # a call that was interrupted is not run
         item = msgspec.structs.replace(self._item, arguments=arguments, error=error, status="failed")
-        return [make_item_event(self._key, "mcp_call.failed"), CloseItem(self._key, item)]
+        return [make_item_event(self.key, "mcp_call.failed"), CloseItem(self.key, item)]
 
     def _describe(self, error: AntiphonError) -> JsonObject:
         message = self._mask(error.reason if isinstance(error, McpFailure) else error.message)
@@ -127,12 +126,9 @@ class McpCallRun(HostedCall):
     def _mask(self, text: str) -> str:
         return mask_secrets(text, self._server.target.secrets)
 
-    def _open(self) -> list[Delta]:
-        if self._is_open:
-            return []
-        self._is_open = True
+    def make_opening(self) -> list[Delta]:
         item = msgspec.structs.replace(self._item, arguments="")
-        return [OpenItem(self._key, item, "mcp"), make_item_event(self._key, "mcp_call.in_progress")]
+        return [OpenItem(self.key, item, "mcp"), make_item_event(self.key, "mcp_call.in_progress")]
 
 
 class McpApproval(HostedCall):

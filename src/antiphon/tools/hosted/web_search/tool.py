@@ -18,6 +18,7 @@ from antiphon.tools.hosted.base import (
     HostedSetup,
     HostedTool,
     HostedUnavailable,
+    OpeningCall,
     TextFilter,
 )
 from antiphon.tools.hosted.events import make_item_event
@@ -128,20 +129,19 @@ class WebSearchSession(HostedSession):
         return _CitationFilter(self._runner.sources) if self._runner.sources else None
 
 
-class WebSearchCallRun(HostedCall):
+class WebSearchCallRun(OpeningCall):
     """One action of a web search."""
 
     def __init__(self, runner: ActionRunner, key: str) -> None:
+        super().__init__(key)
         self._runner = runner
-        self._key = key
-        self._is_open = False
 
     @property
     def is_repeatable(self) -> bool:
         return True
 
     async def run(self, arguments: str) -> AsyncGenerator[Sequence[Delta], None]:
-        yield [*self._open(), make_item_event(self._key, "web_search_call.searching")]
+        yield [*self.open(), make_item_event(self.key, "web_search_call.searching")]
         action: JsonObject | None = None
         try:
             action = read_action(arguments)
@@ -152,22 +152,19 @@ class WebSearchCallRun(HostedCall):
             return
         item = WebSearchCall("", action, "completed", results)
         searches = int(action.get("type") == "search")  # OpenAI does not count pages
-        completed = make_item_event(self._key, "web_search_call.completed")
-        yield [ToolUsage(searches), completed, CloseItem(self._key, item)]
+        completed = make_item_event(self.key, "web_search_call.completed")
+        yield [ToolUsage(searches), completed, CloseItem(self.key, item)]
 
     def fail(self, message: str) -> Sequence[Delta]:
-        return [*self._open(), *self._close_failed(message, None)]
+        return [*self.open(), *self._close_failed(message, None)]
 
-    def _open(self) -> list[Delta]:
-        if self._is_open:
-            return []
-        self._is_open = True
+    def make_opening(self) -> list[Delta]:
         item = WebSearchCall("", None, "in_progress")
-        return [OpenItem(self._key, item, "ws"), make_item_event(self._key, "web_search_call.in_progress")]
+        return [OpenItem(self.key, item, "ws"), make_item_event(self.key, "web_search_call.in_progress")]
 
     def _close_failed(self, message: str, action: JsonObject | None) -> list[Delta]:
         item = WebSearchCall("", action, "failed", [{"type": "error", "text": message}])
-        return [CloseItem(self._key, item)]
+        return [CloseItem(self.key, item)]
 
 
 class _CitationFilter(TextFilter):
