@@ -1,6 +1,8 @@
 """The state of a run, derived from the entries of its journal."""
 
+from collections.abc import Callable
 from itertools import takewhile
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -181,36 +183,7 @@ class RunState:
 
     def apply(self, entry: Entry) -> None:
         """Update the state. Raise ValueError if the entry cannot follow it."""
-        match entry:
-            case StartEntry():
-                self._apply_start(entry)
-            case AnswerEntry():
-                self._apply_answer(entry)
-            case FailedAttemptEntry():
-                self._add_usage(UsageCost(entry.usage))
-            case CallIntentEntry():
-                self._apply_intent(entry)
-            case CallPauseEntry():
-                self._apply_pause(entry)
-            case CallResultEntry():
-                self._apply_result(entry)
-            case HandoffEntry():
-                self._apply_handoff(entry)
-            case EndEntry() | TraceEntry() | SessionSaveEntry():
-                self._apply_mark(entry)
-            case ResumeEntry():
-                self._apply_resume(entry)
-            case _:
-                self._apply_replacement(entry)
-
-    def _apply_replacement(self, entry: InputReplacedEntry | OutputReplacedEntry | ArgumentsReplacedEntry) -> None:
-        match entry:
-            case InputReplacedEntry():
-                self._replace_input(entry.input)
-            case OutputReplacedEntry():
-                self._replace_output(entry.text)
-            case _:
-                self._replace_arguments(entry)
+        self._HANDLERS[type(entry)](self, entry)
 
     def _apply_start(self, entry: StartEntry) -> None:
         self.agent = self.active_agent = entry.agent
@@ -221,20 +194,11 @@ class RunState:
         self.history += entry.input
         self.inherited_calls = list(entry.unresolved or ())
 
-    def _apply_mark(self, entry: EndEntry | TraceEntry | SessionSaveEntry) -> None:
-        match entry:
-            case EndEntry():
-                self.ended = entry
-            case TraceEntry():
-                self.traceparent = entry.traceparent
-            case _:
-                self.saved_count = entry.count
-
-    def _replace_input(self, items: list[JsonObject]) -> None:
-        if len(items) != len(self.history):
-            pairs = zip(items, self.history[: self.earlier_count], strict=False)
+    def _replace_input(self, entry: InputReplacedEntry) -> None:
+        if len(entry.input) != len(self.history):
+            pairs = zip(entry.input, self.history[: self.earlier_count], strict=False)
             self.earlier_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self.history = list(items)
+        self.history = list(entry.input)
 
     def _apply_answer(self, entry: AnswerEntry) -> None:
         self.turns += 1
@@ -255,6 +219,9 @@ class RunState:
         self.final_results, self.output_calls, self.replaced_output, self.invalid_output = {}, set(), None, ""
         self._find_repeated_calls()
 
+    def _apply_failed_attempt(self, entry: FailedAttemptEntry) -> None:
+        self._add_usage(UsageCost(entry.usage))
+
     def _find_repeated_calls(self) -> None:
         """Assign the unresolved calls to the calls of the last turn. A call that has started keeps its own."""
         assigned = {key: call for key, call in self._repeated_calls.items() if key in self.started_calls}
@@ -268,9 +235,9 @@ class RunState:
                 waiting.remove(equal)
         self._repeated_calls = assigned
 
-    def _replace_output(self, text: str) -> None:
+    def _replace_output(self, entry: OutputReplacedEntry) -> None:
         """Replace the messages of the last answer, or the final result of a call."""
-        call = self.final_call
+        call, text = self.final_call, entry.text
         answer = self.history[self._answer_index :]
         if call is not None:
             self.replaced_output = text
@@ -410,6 +377,15 @@ class RunState:
         if entry.overrides:
             self.overrides = self.overrides.merge(entry.overrides)
 
+    def _set_trace(self, entry: TraceEntry) -> None:
+        self.traceparent = entry.traceparent
+
+    def _set_saved_count(self, entry: SessionSaveEntry) -> None:
+        self.saved_count = entry.count
+
+    def _set_end(self, entry: EndEntry) -> None:
+        self.ended = entry
+
     def _add_usage(self, spent: UsageCost) -> None:
         self.usage += spent.usage
         if spent.cost is None:
@@ -436,3 +412,20 @@ class RunState:
             if get_call_id(self.history[index]) in later:
                 return index
         return len(self.history)
+
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
+        StartEntry: _apply_start,
+        InputReplacedEntry: _replace_input,
+        AnswerEntry: _apply_answer,
+        OutputReplacedEntry: _replace_output,
+        FailedAttemptEntry: _apply_failed_attempt,
+        ArgumentsReplacedEntry: _replace_arguments,
+        CallIntentEntry: _apply_intent,
+        CallPauseEntry: _apply_pause,
+        CallResultEntry: _apply_result,
+        HandoffEntry: _apply_handoff,
+        ResumeEntry: _apply_resume,
+        TraceEntry: _set_trace,
+        SessionSaveEntry: _set_saved_count,
+        EndEntry: _set_end,
+    }
