@@ -5,7 +5,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from antiphon.cli.main import build_parser, main
+from antiphon.cli.arguments import build_parser
+from antiphon.cli.main import main
 from antiphon.cli.settings import UPSTREAM_KINDS, upstream_backend
 from support.upstream_server import json_of, serve, stream_of
 

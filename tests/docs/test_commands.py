@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli.main import build_parser
+from antiphon.cli.arguments import build_parser
 from antiphon.config.loading import load
 
 ROOT = Path(__file__).parents[2]
