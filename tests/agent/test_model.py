@@ -7,7 +7,7 @@ import pytest
 
 from antiphon import Agent, tool
 from antiphon.agent.history import ENCRYPTED_REASONING, REASONING_LOST
-from antiphon.agent.model import ModelAnswer, ModelDelta, make_answer, read_delta
+from antiphon.agent.model_answer import ModelAnswer, ModelDelta, make_answer, read_delta
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger

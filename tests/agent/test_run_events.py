@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from antiphon.agent.model import ArgumentsReader, CallDelta
+from antiphon.agent.model_answer import ArgumentsReader, CallDelta
 from antiphon.agent.outcome import (
     ArgumentsDelta,
     ModelEvent,

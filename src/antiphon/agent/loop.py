@@ -25,7 +25,7 @@ from antiphon.agent.entries import (
 )
 from antiphon.agent.guardrails import Blocked, InputCheck, OutputCheck, encode_output
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import (
+from antiphon.agent.model_answer import (
     CallDelta,
     DeltaKind,
     FailedAttempt,

@@ -1,34 +1,37 @@
-"""One turn of the model: from the state of a run to a request, and from the response to an answer."""
+"""The client of a model: requests its turns, and repeats a request without the parts that the server refuses."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing
-from itertools import count
 from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from antiphon.agent.handoffs import InputFilter as HistoryFilter
 from antiphon.agent.handoffs import require_items
 from antiphon.agent.history import (
     ENCRYPTED_REASONING,
-    OUTPUT_TYPES,
     REASONING_LOST,
     HistoryCompleter,
     ModelSupport,
     cannot_decrypt,
     complete_history,
     drop_encrypted,
-    drop_lone_reasoning,
-    find_native_calls,
-    has_unsupported_call,
-    is_call,
     is_encrypted,
     refuses_encryption,
     refuses_format,
-    to_input_item,
+)
+from antiphon.agent.model_answer import (
+    AnyDelta,
+    ArgumentsReader,
+    FailedAttempt,
+    ModelAnswer,
+    ModelNotice,
+    RawModelEvent,
+    TurnStream,
+    make_answer,
+    read_delta,
 )
 from antiphon.agent.provider import is_continuation_error
 from antiphon.agent.run_state import RunState
@@ -36,17 +39,8 @@ from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.agent.typed_output import TypedOutput
 from antiphon.callbacks import call_callback
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
-from antiphon.protocol.events import (
-    CustomToolCallInputDelta,
-    Event,
-    FunctionCallArgumentsDelta,
-    OutputItemAdded,
-    OutputTextDelta,
-    ReasoningSummaryTextDelta,
-    ReasoningTextDelta,
-)
-from antiphon.protocol.items import CustomToolCall, FunctionCall
-from antiphon.protocol.json_text import JsonObject, read_json
+from antiphon.protocol.events import Event
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.tools.native import CALL_TYPES
@@ -56,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT_REFUSED = "The model has no structured output. The instructions contain the schema of the output instead."
 
-DeltaKind = Literal["text", "reasoning"]
 Fallback = Literal["send_history", "request_no_encryption", "drop_encrypted", "prompt_output"]
 """A change to a request that the server did not accept.
 
@@ -65,76 +58,7 @@ encrypted reasoning. `drop_encrypted`: do not send encrypted reasoning back. `pr
 output into the instructions instead of `text.format`.
 """
 
-_DELTA_KINDS: dict[type[Event], DeltaKind] = {
-    OutputTextDelta: "text",
-    ReasoningTextDelta: "reasoning",
-    ReasoningSummaryTextDelta: "reasoning",
-}
-_DELTA_KINDS_BY_NAME = {str(event.__struct_config__.tag): kind for event, kind in _DELTA_KINDS.items()}
-_CALL_EVENTS = {
-    str(event.__struct_config__.tag): event
-    for event in (OutputItemAdded, FunctionCallArgumentsDelta, CustomToolCallInputDelta)
-}
-
-
 _FALLBACK_NOTICES: dict[Fallback, str] = {"drop_encrypted": REASONING_LOST, "prompt_output": FORMAT_REFUSED}
-
-
-class ModelDelta(Struct, frozen=True, gc=False):
-    """A piece of text or reasoning."""
-
-    kind: DeltaKind
-    text: str
-
-
-class CallDelta(Struct, frozen=True, gc=False):
-    """A piece of the arguments of a tool call."""
-
-    call_id: str
-    name: str
-    text: str
-
-
-class RawModelEvent(Struct, frozen=True):
-    """An event of the server, unchanged."""
-
-    event: Event | Unknown
-
-
-class ModelNotice(Struct, frozen=True):
-    """A message about the turn, for people."""
-
-    text: str
-
-
-class FailedAttempt(Struct, frozen=True):
-    """The usage of an attempt that failed."""
-
-    usage: Usage
-
-
-class ModelAnswer(Struct, frozen=True):
-    """The result of a turn. `output` are items that can be sent back.
-
-    `incomplete_reason` is set if the answer was cut off. `can_continue` is False if the server cannot continue the
-    response by its id, because the output was changed here. `drops_encrypted` is True if the server could not decrypt
-    earlier reasoning. `native_calls` are the ids of calls, other than those of functions, that the agent runs.
-    """
-
-    response_id: str
-    output: list[JsonObject]
-    usage: Usage
-    incomplete_reason: str = ""
-    can_continue: bool = True
-    drops_encrypted: bool = False
-    native_calls: Sequence[str] = ()
-
-
-AnyDelta = ModelDelta | CallDelta | RawModelEvent
-TurnPart = Sequence[AnyDelta] | ModelNotice | FailedAttempt | ModelAnswer
-"""The deltas that were received together are one element."""
-
-TurnStream = AsyncGenerator[TurnPart, None]
 
 
 class HistoryFilterFailed(AntiphonError):
@@ -365,112 +289,10 @@ def _forces_call(choice: object) -> bool:
     return choice == "required"
 
 
-def read_delta(event: Event | Unknown) -> ModelDelta | None:
-    """Return the text or reasoning in an event, if it has any."""
-    if not isinstance(event, Unknown):
-        kind = _DELTA_KINDS.get(type(event))
-        return None if kind is None else ModelDelta(kind, event.delta)  # type: ignore[attr-defined]
-    kind = _DELTA_KINDS_BY_NAME.get(event.type)
-    # A known event that lacks fields of the API which are not needed here.
-    return None if kind is None else ModelDelta(kind, str(read_json(event.raw).get("delta") or ""))
-
-
-class ArgumentsReader:
-    """Reads the arguments of tool calls while the model writes them. A call is identified by its output index."""
-
-    def __init__(self) -> None:
-        self._calls: dict[object, tuple[str, str]] = {}
-
-    def read(self, event: Event | Unknown) -> CallDelta | None:
-        """Return the part of the arguments in an event, if it has one."""
-        if isinstance(event, Unknown):
-            # A known event that lacks fields of the API which are not needed here.
-            return self._read_payload(read_json(event.raw)) if event.type in _CALL_EVENTS else None
-        if isinstance(event, OutputItemAdded):
-            item = event.item
-            if isinstance(item, FunctionCall | CustomToolCall):
-                self._calls[event.output_index] = item.call_id, item.name
-            elif isinstance(item, Unknown):
-                self._read_payload({"output_index": event.output_index, "item": read_json(item.raw)})
-        elif isinstance(event, FunctionCallArgumentsDelta | CustomToolCallInputDelta):
-            return CallDelta(*self._calls.get(event.output_index, ("", "")), event.delta)
-        return None
-
-    def _read_payload(self, payload: JsonObject) -> CallDelta | None:
-        index, item = payload.get("output_index"), payload.get("item")
-        if isinstance(item, dict):
-            self._calls[index] = str(item.get("call_id") or ""), str(item.get("name") or "")
-            return None
-        return CallDelta(*self._calls.get(index, ("", "")), str(payload.get("delta") or ""))
-
-
-def make_answer(response: JsonObject, native_types: Collection[str] = ()) -> ModelAnswer:
-    """Return the answer in a response. Calls that were cut off are dropped: they can neither run nor be sent back.
-
-    `native_types` are the types of calls, other than those of functions, that the agent runs.
-    """
-    incomplete_reason = _find_incomplete_reason(response)
-    items = [item for item in response["output"] if isinstance(item, dict)]
-    output = [to_input_item(item) for item in items if not (incomplete_reason and _is_cut_off(item))]
-    has_new_ids = _make_call_ids_unique(output, native_types)
-    sendable = drop_lone_reasoning(output)
-    native_calls = find_native_calls(sendable, native_types) if native_types else ()
-    return ModelAnswer(
-        str(response.get("id") or ""),
-        sendable,
-        parse_usage(response.get("usage")) or Usage(0, 0, 0),
-        incomplete_reason,
-        len(sendable) == len(items) and not has_new_ids and not has_unsupported_call(sendable, native_calls),
-        native_calls=native_calls,
-    )
-
-
 def make_turn_error(error: Exception) -> ServerError:
     """Log an unexpected exception of a turn and return it as an error that ends the run as failed."""
     logger.error("turn failed", exc_info=error)
     return ServerError(f"The turn failed: {type(error).__name__}. See the log for details.")
-
-
-def _find_incomplete_reason(response: JsonObject) -> str:
-    if response.get("status") != "incomplete":
-        return ""
-    details = response.get("incomplete_details")
-    return str((details.get("reason") if isinstance(details, dict) else None) or "incomplete")
-
-
-def _is_cut_off(item: JsonObject) -> bool:
-    """Return True for a call that was cut off."""
-    if item.get("type") != "function_call":
-        return is_call(item) and item.get("status") in ("incomplete", "in_progress")
-    try:
-        read_json(item.get("arguments") or "{}")
-    except (msgspec.DecodeError, TypeError):
-        return True
-    return item.get("status") == "incomplete"
-
-
-def _make_call_ids_unique(output: list[JsonObject], native_types: Collection[str]) -> bool:
-    """Give every call an id of its own, without "/". Return True if an id was changed."""
-    taken: set[str] = set()
-    changed = False
-    for item in output:
-        if item.get("type") not in OUTPUT_TYPES and item.get("type") not in native_types:
-            continue
-        call_id = str(item.get("call_id") or "")
-        # The ids of a subagent's calls are joined with "/": see `subagents.py`.
-        if not call_id or call_id in taken or "/" in call_id:
-            call_id = _make_new_id(call_id.replace("/", "_") or "call", taken)
-            changed = True
-        taken.add(call_id)
-        item["call_id"] = call_id
-        if item["type"] in OUTPUT_TYPES:
-            item.setdefault("name", "")
-    return changed
-
-
-def _make_new_id(call_id: str, taken: set[str]) -> str:
-    numbered = (f"{call_id}_{number}" for number in count(len(taken) + 1))
-    return next(each for each in numbered if each not in taken)
 
 
 def _choose_include(settings: JsonObject) -> list[str]:

@@ -15,7 +15,7 @@ from antiphon.agent.history import join_text
 from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
-from antiphon.agent.model import ModelAnswer, TurnStream
+from antiphon.agent.model_answer import ModelAnswer, TurnStream
 from antiphon.agent.outcome import Outcome
 from antiphon.agent.participants import Participant
 from antiphon.agent.provider import Turn

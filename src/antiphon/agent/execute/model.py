@@ -6,7 +6,8 @@ from contextlib import aclosing
 import msgspec
 
 from antiphon.agent.history import find_complete_calls, make_output_item, to_invocation
-from antiphon.agent.model import ModelDelta, TurnStream, make_answer, make_turn_error, read_delta
+from antiphon.agent.model import make_turn_error
+from antiphon.agent.model_answer import ModelDelta, TurnStream, make_answer, read_delta
 from antiphon.agent.run_state import RunState
 from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError
