@@ -6,7 +6,7 @@ from antiphon.engine.items import check_item_ids, normalize_item
 from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText, OutputText
-from antiphon.protocol.hosted import LocalShellCallOutput
+from antiphon.protocol.hosted import LocalShellCallOutput, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import FunctionCallOutput, Item, ItemReference, Message
 from antiphon.protocol.unions import Unknown
 
@@ -21,6 +21,10 @@ from antiphon.protocol.unions import Unknown
         (LocalShellCallOutput("c", "x", None, "c"), LocalShellCallOutput("lsho_t0000", "x", "completed", "c")),
         (LocalShellCallOutput("", "x", None, "c"), LocalShellCallOutput("lsho_t0000", "x", "completed", "c")),
         (LocalShellCallOutput("mine", "x", None, "c"), LocalShellCallOutput("mine", "x", "completed", "c")),
+        (ToolSearchCall({}, "tsc_1", "c", "server"), ToolSearchCall({}, "tsc_1", None, "server", "completed")),
+        (ToolSearchCall({}, "tsc_1", "c", "client"), ToolSearchCall({}, "tsc_1", "c", "client", "completed")),
+        (ToolSearchCall({}, "tsc_1", "c"), ToolSearchCall({}, "tsc_1", "c", None, "completed")),
+        (ToolSearchOutput([], "tso_1", "c", "server"), ToolSearchOutput([], "tso_1", None, "server", "completed")),
         (Message("user", "hi", ""), Message("user", [InputText("hi")], "msg_t0000", "completed")),
         (Unknown(b'{"type":"acme:x","id":""}'), Unknown(b'{"type":"acme:x","id":"item_t0000"}')),
         (Unknown(b'{"type":"acme:x","v":1.0}'), Unknown(b'{"type":"acme:x","v":1.0,"id":"item_t0000"}')),

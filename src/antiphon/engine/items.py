@@ -143,13 +143,21 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
     stored = copy_struct(item)
-    if type(stored) is LocalShellCallOutput and stored.call_id == stored.id:
-        stored.given_call_id, stored.id = stored.id, ""
+    _correct_call_id(stored)
     if not stored.id:  # some clients send an empty id
         stored.id = mint.new_id(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
         cast(FunctionCall, stored).status = "completed"
     return stored
+
+
+def _correct_call_id(stored: Item) -> None:
+    """Correct a call id that is in the wrong field, or that a search of the server has got from a client."""
+    if type(stored) is LocalShellCallOutput:
+        if stored.call_id == stored.id:
+            stored.given_call_id, stored.id = stored.id, ""
+    elif isinstance(stored, (ToolSearchCall, ToolSearchOutput)) and stored.execution == "server":
+        stored.call_id = None  # some clients send the id of the item, and no output
 
 
 def normalize_items(items: Iterable[Item | Unknown], mint: Mint) -> list[Item | Unknown]:

@@ -122,6 +122,38 @@ async def test_found_namespace_is_the_path_of_a_search(emulate: Any) -> None:
     assert answer.output[:-1] == searched(["mail"], MAIL)
 
 
+@pytest.mark.parametrize(
+    ("search_id", "output_id"), [("tsc_1", None), (None, "tsc_1"), ("tsc_1", "tsc_1"), ("tsc_1", "tso_1")]
+)
+async def test_call_id_of_a_server_search_has_no_effect(
+    emulate: Any, search_id: str | None, output_id: str | None
+) -> None:
+    harness = await emulate({"text": "Ok."})
+    search, found = searched(["get_weather"], WEATHER)
+    history = [
+        {"role": "user", "content": "hello"},
+        search | {"id": "tsc_1", "call_id": search_id},
+        found | {"id": "tso_1", "call_id": output_id},
+    ]
+    answer = await harness.ask(history, tools=[SEARCH, WEATHER, MAIL])
+    assert [item.get("call_id") for item in answer.read] == [None, "call_search_1", "call_search_1"]
+    assert answer.shown == ["tool_search", "get_weather"]
+
+
+async def test_server_search_with_a_call_id_needs_no_output(emulate: Any) -> None:
+    harness = await emulate({"text": "Ok."})
+    search, _ = searched(["get_weather"], WEATHER)
+    history = [
+        {"role": "user", "content": "hello"},
+        search | {"id": "tsc_1", "call_id": "tsc_1"},
+        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "mild"},
+    ]
+    answer = await harness.ask(history, tools=[SEARCH, WEATHER])
+    assert [item["type"] for item in answer.read] == ["message", "function_call", "function_call_output"]
+    assert answer.warnings[0] == "history: the tool search tsc_1 had no output and was left out"
+
+
 async def test_lone_search_in_the_history_is_dropped(emulate: Any) -> None:
     harness = await emulate({"text": "Ok."})
     search, found = searched(["get_weather"], WEATHER)
