@@ -230,6 +230,14 @@ def test_text_between_call_and_output_joins_the_call() -> None:
     assert messages(items) == [assistant("Now I wait.", chat_call("call_a")), tool("call_a")]
 
 
+@pytest.mark.parametrize(
+    ("texts", "sent"), [(["", "Now."], "Now."), (["One.", "", "Two."], "One.\n\nTwo."), (["", ""], ""), ([""], "")]
+)
+def test_empty_texts_beside_a_call_are_not_joined(texts: list[str], sent: str) -> None:
+    items = [*(say("assistant", each) for each in texts), call("call_a"), output("call_a")]
+    assert messages(items) == [assistant(sent, chat_call("call_a")), tool("call_a")]
+
+
 def test_invalid_arguments_in_history_are_wrapped() -> None:
     written = ['{ "a":1.0 }', '{"a', "[1]", ""]
     message = messages([call(f"c{n}", arguments) for n, arguments in enumerate(written)])[0]

@@ -175,7 +175,7 @@ class _MessageBuilder:
                 parse_parts(item.content, self._quirks, f"input[{index}].content") for index, item in group.messages
             ]
             if texts := ["".join(parsed.texts) for parsed in contents if parsed.texts]:
-                message["content"] = "\n\n".join(texts)
+                message["content"] = "\n\n".join(filter(None, texts))
         calls = [(self._make_call_id(call.call_id), index, call) for index, call in group.calls]
         self._add_reasoning(message, group, start)
         if calls:
