@@ -4,8 +4,17 @@ from typing import Any
 import pytest
 
 from antiphon.protocol.codec import decode_items, encode
-from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, Refusal, SummaryText, Text
-from antiphon.protocol.hosted import LocalShellCallOutput
+from antiphon.protocol.content import (
+    ComputerScreenshot,
+    InputImage,
+    InputText,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+    Text,
+)
+from antiphon.protocol.hosted import ComputerCallOutput, LocalShellCallOutput
 from antiphon.protocol.items import (
     ITEMS,
     CompactionTrigger,
@@ -55,6 +64,13 @@ LOOSE = [
     ),
     (b'{"type":"function_call_output","name":"f","output":"1"}', FunctionCallOutput("1", name="f")),
     (b'{"type":"reasoning","id":"rs_1","summary":[]}', Reasoning(id="rs_1")),
+    *(
+        (
+            b'{"type":"computer_call_output","call_id":"c","output":{%b"image_url":"data:,","detail":"high"}}' % kind,
+            ComputerCallOutput("c", ComputerScreenshot(image_url="data:,", detail="high")),
+        )
+        for kind in (b'"type":"computer_screenshot",', b'"type":"input_image",', b"")
+    ),
     (
         (
             b'{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"s"}],"encrypted_content":"e",'

@@ -5,11 +5,11 @@ OpenAI accepts calls without a `status` or an `id` as input, and clients send th
 and of local shell calls. Items that the server creates have an empty id until they get their own.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import field
 
-from antiphon.protocol.content import ComputerScreenshot
+from antiphon.protocol.content import ComputerScreenshot, PromptCacheBreakpoint
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import TOOLS, Tools
 from antiphon.protocol.unions import Tagged, Wire, always
@@ -57,13 +57,34 @@ class ComputerCall(Tagged, tag="computer_call"):
     actions: list[JsonObject] | None = None
 
 
+class _Screenshot(Wire):
+    """A screenshot as clients send it. OpenAI's first guide to computer use had the type `input_image`."""
+
+    type: Literal["computer_screenshot", "input_image"] = "computer_screenshot"
+    file_id: str | None = None
+    image_url: str | None = None
+    detail: Literal["low", "high", "auto", "original"] | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+if TYPE_CHECKING:
+    Screenshot: TypeAlias = ComputerScreenshot
+else:
+    Screenshot = _Screenshot
+
+
 class ComputerCallOutput(Tagged, tag="computer_call_output"):
     call_id: str
-    output: ComputerScreenshot
+    output: Screenshot
     id: str | None = None
     acknowledged_safety_checks: list[SafetyCheck] | None = None
     status: HostedStatus | None = None
     created_by: str | None = None
+
+    def __post_init__(self) -> None:
+        sent: Any = self.output
+        if isinstance(sent, _Screenshot):
+            self.output = ComputerScreenshot(sent.file_id, sent.image_url, sent.detail, sent.prompt_cache_breakpoint)
 
 
 class CodeInterpreterCall(Tagged, tag="code_interpreter_call"):
