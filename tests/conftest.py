@@ -1,4 +1,4 @@
-"""Rules for every test: no network but loopback, default handling of Ctrl-C, hypothesis settings without deadlines."""
+"""Rules for every test: no network but loopback, default handling of Ctrl-C, hypothesis settings without limits of time."""
 
 import gc
 import ipaddress
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from support.postgres_server import EmptySchema, is_installed, share_server
 
@@ -104,6 +104,7 @@ def unchecked_wire(check_wire: None) -> Iterator[None]:
 settings.register_profile(
     "everywhere",
     deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # on a busy machine
     phases=[phase for phase in Phase if phase != Phase.explain],
     max_examples=int(os.environ.get("ANTIPHON_TEST_EXAMPLES", "20")),  # `make test-slow` has more
 )
