@@ -8,7 +8,6 @@ import shutil
 import stat
 import time
 from collections.abc import Coroutine, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -316,9 +315,7 @@ def _check_weights(title: str, configured: BackendSettings, settings: Settings) 
 
 
 def _check_library(title: str) -> list[Finding]:
-    """Return a problem if xllamacpp is installed and cannot be loaded. `check_extras` reports a missing package."""
-    if find_spec("xllamacpp") is None:
-        return []
+    """Return a problem if xllamacpp cannot be loaded."""
     try:
         import_library()
     except ConfigError as error:

@@ -2,6 +2,7 @@ import sys
 
 import pytest
 
+from antiphon.backends.embedded.backend import create
 from antiphon.backends.embedded.library import import_library
 from antiphon.errors import ConfigError
 
@@ -38,3 +39,13 @@ def test_library_that_cannot_be_loaded_is_an_error_with_its_remedy(tmp_path, mon
     with pytest.raises(ConfigError) as caught:
         import_library()
     assert caught.value.message == message
+
+
+def test_missing_package_is_reported_before_missing_weights(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(ConfigError) as caught:
+        create("embedded", {"model": "absent"}, tmp_path)
+    assert caught.value.message == (
+        "The embedded model needs xllamacpp, which is not installed. Configure another backend, or install it with: "
+        "pip install 'antiphon[embedded]'"
+    )

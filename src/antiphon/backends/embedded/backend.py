@@ -18,6 +18,7 @@ from antiphon.backends.embedded.grammar import (
     check_schemas,
     load_rules,
 )
+from antiphon.backends.embedded.library import require_library
 from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama, Timings, TokenCandidate
 from antiphon.backends.embedded.output import OutputReader
 from antiphon.backends.embedded.prompt import TemplateMessage, build_messages, needs_examples
@@ -357,6 +358,7 @@ def _derive_seed(response_id: str) -> int:
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> EmbeddedBackend:
     """Create the backend from its configuration. The registry calls this."""
     parsed = read_options(options, EmbeddedOptions, name=name)
+    require_library()  # before the weights: to download them would be useless without it
     path = Path(parsed.weights) if parsed.weights is not None else None
     return EmbeddedBackend(
         find_weights(parsed.model, path=path, folder=data_dir / "models"),
