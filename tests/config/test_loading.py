@@ -263,6 +263,14 @@ def test_missing_configuration_file_is_named() -> None:
     assert load_error(Path("nowhere.toml")) == "Cannot read nowhere.toml: No such file or directory."
 
 
+def test_default_file_that_cannot_be_looked_up_is_a_problem(tmp_path: Path) -> None:
+    Path("antiphon.toml").symlink_to("antiphon.toml")
+    assert load_error() == (
+        f"Cannot look for antiphon.toml in the working directory {tmp_path}: Too many levels of symbolic links. Use "
+        "another working directory, or name the settings file with --config."
+    )
+
+
 def test_invalid_toml_is_named_with_its_line() -> None:
     assert re.fullmatch(r"settings\.toml is not valid TOML: .*line 2.*", load_error(write("port = 1\nhost = \n")))
 

@@ -48,10 +48,10 @@ def _locate_data_dir(arguments: Namespace) -> tuple[Path, ConfigError | None]:
 
 
 def _read_data_dir(path: Path | None) -> str | None:
-    file = find_file(path)
     try:
+        file = find_file(path)
         table = {} if file is None else tomllib.loads(file.read_text())
-    except (OSError, ValueError):
+    except (ConfigError, OSError, ValueError):
         return None
     value = table.get("data_dir")
     return value if isinstance(value, str) else None

@@ -91,9 +91,9 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     found = ProblemCollector()
     values: dict[str, Any] = {}
     named: set[str] = set()
-    file = find_file(path)
-    if file is not None:
-        with found.collect():
+    with found.collect():
+        file = find_file(path)
+        if file is not None:
             table = _read_file(file)
             named = set(find_named_variables(table))
             values |= _read_table(table, env, found, origin=str(file))
@@ -118,8 +118,22 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
 
 
 def find_file(path: Path | None) -> Path | None:
-    """Return the settings file: the given one, else antiphon.toml in the working directory if it exists."""
-    return DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+    """Return the settings file: the given one, else antiphon.toml in the working directory if it exists.
+
+    Raises ConfigError if the working directory cannot be searched.
+    """
+    if path is not None:
+        return path
+    try:
+        DEFAULT_FILE.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot look for {DEFAULT_FILE} in the working directory {Path.cwd()}: {error.strerror}. Use another "
+            "working directory, or name the settings file with --config."
+        ) from None
+    return DEFAULT_FILE
 
 
 def _find_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
