@@ -5,6 +5,8 @@ import contextlib
 import http.client
 import json
 import os
+import resource
+import shlex
 import shutil
 import socket
 import subprocess
@@ -65,6 +67,24 @@ def test_configuration_with_and_without_tls_is_valid(tmp_path: Path) -> None:
         checked = subprocess.run(make_command(configuration, "-t"), capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stderr
         assert "warn" not in checked.stderr
+
+
+@pytest.mark.skipif(0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 17000, reason="needs 17000 open files")
+def test_proxy_accepts_all_its_connections_with_a_low_limit_of_open_files(tmp_path: Path) -> None:
+    port = find_free_port()
+    command = shlex.join(make_command(write_configuration(tmp_path, port, ["127.0.0.1:1", "127.0.0.1:2"])))
+    process = subprocess.Popen(["/bin/sh", "-c", f"ulimit -S -n 64 && exec {command}"])
+    try:
+        wait_until(lambda: can_connect(port))
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                stack.callback(client.close)
+                client.request("GET", "/metrics")
+                assert client.getresponse().status == 404
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def test_proxy_passes_a_body_on_while_it_arrives(tmp_path: Path) -> None:
