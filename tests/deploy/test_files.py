@@ -118,6 +118,8 @@ def test_compose_has_two_hardened_nodes_behind_the_proxy() -> None:
         assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
         assert set(node["environment"]) == SECRETS
         assert "ports" not in node
+        # Podman has no option for the owner of a tmpfs. The volumes of the image belong to its user.
+        assert node["tmpfs"] == ["/tmp"]
     variables = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
     assert variables == set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(), re.MULTILINE))
     assert all(port.startswith("127.0.0.1:") for port in services["proxy"]["ports"])
