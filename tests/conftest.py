@@ -1,4 +1,4 @@
-"""Rules for every test: no network but loopback, default handling of Ctrl-C, hypothesis settings without limits of time."""
+"""Rules for every test: no network but loopback, default handling of Ctrl-C, hypothesis without time limits."""
 
 import gc
 import ipaddress
