@@ -57,6 +57,7 @@ OUTPUT_TYPES = (
 )
 # For `type(item) in PAIRED_TYPES`, the fastest test. No item type has a subclass.
 PAIRED_TYPES = frozenset((*CALL_TYPES, *OUTPUT_TYPES))
+_CORRECTED_TYPES = frozenset({LocalShellCallOutput, ToolSearchCall, ToolSearchOutput})
 _ID_PREFIXES: dict[type, str] = {
     Message: "msg",
     FunctionCall: "fc",
@@ -143,7 +144,8 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
     stored = copy_struct(item)
-    _correct_call_id(stored)
+    if type(stored) in _CORRECTED_TYPES:
+        _correct_call_id(stored)
     if not stored.id:  # some clients send an empty id
         stored.id = mint.new_id(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
@@ -153,10 +155,10 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
 
 def _correct_call_id(stored: Item) -> None:
     """Correct a call id that is in the wrong field, or that a search of the server has got from a client."""
-    if type(stored) is LocalShellCallOutput:
+    if isinstance(stored, LocalShellCallOutput):
         if stored.call_id == stored.id:
             stored.given_call_id, stored.id = stored.id, ""
-    elif isinstance(stored, (ToolSearchCall, ToolSearchOutput)) and stored.execution == "server":
+    elif isinstance(stored, ToolSearchCall | ToolSearchOutput) and stored.execution == "server":
         stored.call_id = None  # some clients send the id of the item, and no output
 
 
