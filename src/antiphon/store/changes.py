@@ -31,10 +31,17 @@ class EventsAppended(Struct, frozen=True):
     last: int
 
 
-class ResponseChanged(Struct, frozen=True):
-    """The response was saved or deleted."""
+class ResponseSaved(Struct, frozen=True):
+    """The response was saved without new events."""
 
     kind: ClassVar[str] = "events"
+    response_id: str
+
+
+class ResponseDeleted(Struct, frozen=True):
+    """The response was deleted."""
+
+    kind: ClassVar[str] = "deleted"
     response_id: str
 
 
@@ -62,14 +69,16 @@ class ReportsLost(Struct, frozen=True):
     """Earlier announcements may be lost."""
 
 
-Announcement = RunsQueued | CancelRequested | EventsAppended | ResponseChanged | ResponseFollowed | AttemptBegun
+Announcement = (
+    RunsQueued | CancelRequested | EventsAppended | ResponseSaved | ResponseDeleted | ResponseFollowed | AttemptBegun
+)
 Announce = Callable[[Announcement], None]
 
 Change = Announcement | OwnerDied | ReportsLost
 OnChange = Callable[[Change], None]
 
 _WITH_ID: dict[str, Callable[[str], Announcement]] = {
-    each.kind: each for each in (CancelRequested, ResponseChanged, ResponseFollowed, AttemptBegun)
+    each.kind: each for each in (CancelRequested, ResponseSaved, ResponseDeleted, ResponseFollowed, AttemptBegun)
 }
 
 

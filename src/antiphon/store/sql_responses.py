@@ -14,7 +14,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, LeaseLost, Order, StoredResponse
-from antiphon.store.changes import EventsAppended, ResponseChanged
+from antiphon.store.changes import EventsAppended, ResponseDeleted, ResponseSaved
 from antiphon.store.event_batches import EventBatch, pack_events
 from antiphon.store.item_offsets import ItemOffsets, OffsetCache, build_offsets
 from antiphon.store.record import (
@@ -162,7 +162,7 @@ class SqlResponses(SqlConversations):
         with self._track_write(row[0], row[1], first) as is_repeated:
             await self._write(self._write_response, row, related, is_repeated)
         if related.owner is not None:
-            self.announce(EventsAppended(row[1], batches[-1].last) if batches else ResponseChanged(row[1]))
+            self.announce(EventsAppended(row[1], batches[-1].last) if batches else ResponseSaved(row[1]))
 
     def _write_response(
         self,
@@ -200,7 +200,7 @@ class SqlResponses(SqlConversations):
     async def delete(self, project: str, response_id: str) -> bool:
         is_deleted = await self._change(DELETE, (project, response_id, int(self._now()))) > 0
         if is_deleted:
-            self.announce(ResponseChanged(response_id))
+            self.announce(ResponseDeleted(response_id))
         return is_deleted
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:

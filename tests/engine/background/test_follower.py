@@ -191,6 +191,25 @@ async def test_worker_without_a_free_slot_offers_its_runs_to_the_other(
     assert announced["queued"] <= len(runs)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_deletion_by_another_process_stops_the_model(
+    make_harness: Any, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    first, other = [await make_harness(GATED, store=locate_store(url), background_lease_seconds=LONG) for _ in range(2)]
+    other.engine.start_draining()
+    connect([first, other])
+    if kind == "postgres":
+        await first.store.peer_link.wait_connected()
+    run = await first.ask(background=True)
+    await first.backend.reached("gate")
+    await other.engine.delete("default", run.response.id)
+    await first.backend.cancellation.wait()
+    await first.engine.wait_for_background()
+    with pytest.raises(NotFound):
+        await first.engine.retrieve("default", run.response.id)
+
+
 async def test_follower_stays_when_its_run_moves_between_other_nodes(make_harness: Any, postgres_url: str) -> None:
     """Each of three nodes has its own connection. No node polls."""
     first, reader, third = [await make_harness(GATED, store=locate_store(postgres_url)) for _ in range(3)]

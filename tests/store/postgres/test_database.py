@@ -11,7 +11,7 @@ import pytest
 from antiphon.errors import ConfigError, ServerError, StoreFull, StoreUnavailable
 from antiphon.protocol.items import Message
 from antiphon.store.base import LeaseLost, Store, StoredResponse
-from antiphon.store.changes import CancelRequested, Change, EventsAppended, ReportsLost, ResponseChanged, RunsQueued
+from antiphon.store.changes import CancelRequested, Change, EventsAppended, ReportsLost, ResponseDeleted, RunsQueued
 from antiphon.store.location import locate_store
 from antiphon.store.migration_files import read_migrations
 from support.postgres_server import EmptySchema, PostgresServer, is_installed
@@ -429,7 +429,7 @@ async def test_changes_are_reported_to_other_processes(
     await store.save("p", make_stored("resp_1"), owner="us", events=(1, [b"1", b"2"]))
     assert await changes.get() == EventsAppended("resp_1", 2)
     await store.delete("p", "resp_1")
-    assert await changes.get() == ResponseChanged("resp_1")
+    assert await changes.get() == ResponseDeleted("resp_1")
     await other.close()
 
 

@@ -32,8 +32,9 @@ from antiphon.store.changes import (
     EventsAppended,
     OwnerDied,
     ReportsLost,
-    ResponseChanged,
+    ResponseDeleted,
     ResponseFollowed,
+    ResponseSaved,
     RunsQueued,
 )
 from antiphon.store.limits import RunLimits
@@ -143,8 +144,10 @@ class BackgroundResponses:
             attempt.events.changed.notify()
 
     def stop(self, key: RunKey) -> None:
-        """Stop the attempt at a run whose response was deleted."""
+        """Stop the attempt at a run whose response was deleted, in this process or another one."""
         self._scheduler.stop(key)
+        if self.announce_elsewhere is not None and not self._store.reports_changes:
+            self.announce_elsewhere(ResponseDeleted(key.response_id))
 
     async def cancel(self, key: RunKey) -> None:
         """Request the end of a run and wait until it has ended."""
@@ -231,8 +234,10 @@ class BackgroundResponses:
                 self._cancel_attempts(response_id)
             case EventsAppended(response_id, last):
                 self._followed.report_events(response_id, last)
-            case ResponseChanged(response_id):
+            case ResponseSaved(response_id):
                 self._followed.report(response_id)
+            case ResponseDeleted(response_id):
+                self._stop_attempts(response_id)
             case ResponseFollowed(response_id):
                 self._announce_events(response_id)
             case AttemptBegun(response_id):
@@ -247,6 +252,12 @@ class BackgroundResponses:
         for key in self._find_attempts(response_id):
             self._scheduler.cancel(key)
         self._scheduler.wake()
+
+    def _stop_attempts(self, response_id: str) -> None:
+        """Stop the attempts at a run whose response was deleted, and report that to its followers."""
+        for key in self._find_attempts(response_id):
+            self._scheduler.stop(key)
+        self._followed.report(response_id)
 
     def _announce_events(self, response_id: str) -> None:
         """Announce the events of a response that this process works on to its followers in other processes."""
