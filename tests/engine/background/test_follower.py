@@ -210,6 +210,17 @@ async def test_deletion_by_another_process_stops_the_model(
         await first.engine.retrieve("default", run.response.id)
 
 
+@pytest.mark.parametrize("change", ["cancel", "delete"])
+async def test_lost_report_is_made_up_for_after_reconnecting(make_harness: Any, change: str) -> None:
+    harness = await make_harness(GATED, background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    lose_report = harness.store.request_cancel if change == "cancel" else harness.store.delete
+    await lose_report("default", run.response.id)
+    harness.engine.receive_change("reconnected", "", -1)
+    await harness.backend.cancellation.wait()
+
+
 async def test_follower_stays_when_its_run_moves_between_other_nodes(make_harness: Any, postgres_url: str) -> None:
     """Each of three nodes has its own connection. No node polls."""
     first, reader, third = [await make_harness(GATED, store=locate_store(postgres_url)) for _ in range(3)]

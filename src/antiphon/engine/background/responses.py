@@ -245,7 +245,7 @@ class BackgroundResponses:
             case OwnerDied(owner):
                 self._scheduler.take_over(owner)
             case ReportsLost():
-                self._scheduler.wake()
+                self._scheduler.check_runs()
                 self._followed.report_all()
 
     def _cancel_attempts(self, response_id: str) -> None:

@@ -48,6 +48,9 @@ class Scheduler(Protocol):
     def wake(self) -> None:
         """Check the queue now instead of at the next interval."""
 
+    def check_runs(self) -> None:
+        """Check the queue now, and find runs that were cancelled or deleted: the reports may be lost."""
+
     def take_over(self, owner: str) -> None:
         """Claim the runs of a process that has died without waiting for the end of its leases."""
 

@@ -110,6 +110,10 @@ class Worker:
     def wake(self) -> None:
         self._wake.set()
 
+    def check_runs(self) -> None:
+        self._renewed = -math.inf  # renewing finds them
+        self._wake.set()
+
     def take_over(self, owner: str) -> None:
         self._dead_owners.add(owner)
         self._wake.set()
