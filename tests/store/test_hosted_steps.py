@@ -41,6 +41,15 @@ async def test_step_number_is_used_once_and_without_gaps(owned: Store, first: in
     assert await owned.load_hosted_steps("p", "resp_1") == [b"1"]
 
 
+async def test_repeated_steps_are_stored_once(owned: Store) -> None:
+    for first, steps in ((0, [b"1"]), (1, [b"2", b"3"]), (1, [b"2", b"3"])):
+        assert await owned.append_hosted_steps("p", "resp_1", first, steps, owner="us")
+    with pytest.raises(ServerError, match="has 3 hosted steps"):
+        await owned.append_hosted_steps("p", "resp_1", 0, [b"1"], owner="us")
+    assert not await owned.append_hosted_steps("p", "resp_1", 1, [b"2", b"3"], owner="them")
+    assert await owned.load_hosted_steps("p", "resp_1") == [b"1", b"2", b"3"]
+
+
 async def test_steps_are_deleted_with_the_run(owned: Store, make_stored: MakeStored) -> None:
     await owned.append_hosted_steps("p", "resp_1", 0, [b"1"], owner="us")
     await owned.save("p", make_stored("resp_1"), owner="us")

@@ -432,8 +432,9 @@ class HostedStepStore(Protocol):
     ) -> bool:
         """Append the steps of a background response, numbered from `first`, in one transaction.
 
-        Return False, and write nothing, unless `owner` has the run. Raises ServerError if the response does not have
-        exactly `first` steps. The steps are deleted with the run.
+        Return False, and write nothing, unless `owner` has the run. Steps that the last call has stored are not stored
+        again: it may have got no answer. Raises ServerError if the response otherwise does not have exactly `first`
+        steps. The steps are deleted with the run.
         """
 
     async def load_hosted_steps(self, project: str, response_id: str) -> list[bytes]:

@@ -10,6 +10,7 @@ HOLD_RUN = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner =
 COUNT = "SELECT count(*) FROM hosted_steps WHERE project = ? AND response_id = ?"
 APPEND = "INSERT INTO hosted_steps (project, response_id, number, step) VALUES (?, ?, ?, ?)"
 LOAD = "SELECT step FROM hosted_steps WHERE project = ? AND response_id = ? ORDER BY number"
+LOAD_FROM = "SELECT step FROM hosted_steps WHERE project = ? AND response_id = ? AND number >= ? ORDER BY number"
 CLAIM = "INSERT INTO effect_claims (project, key, expires_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 EXPIRE_CLAIMS = "DELETE FROM effect_claims WHERE expires_at <= ?"
 
@@ -34,6 +35,9 @@ def _append(project: str, response_id: str, first: int, steps: Sequence[bytes], 
         return False
     ((count,),) = yield SqlStep(COUNT, (project, response_id))
     if count != first:
+        stored = yield SqlStep(LOAD_FROM, (project, response_id, first))
+        if [bytes(step) for (step,) in stored] == list(steps):
+            return True
         raise ServerError(f"The response {response_id} has {count} hosted steps, not {first}.")
     yield Batch(APPEND, [(project, response_id, number, step) for number, step in enumerate(steps, first)])
     return True

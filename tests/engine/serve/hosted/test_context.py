@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from antiphon.backends.base import Turn
+from antiphon.engine.serve.hosted import journal
 from antiphon.errors import ContextLengthExceeded, StoreUnavailable
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.deltas import Deltas
@@ -84,29 +87,38 @@ async def test_steering_ends_the_running_hosted_call() -> None:
 
 
 class FailingStore(MemoryStore):
-    """A store that cannot store the steps of hosted tools, `failures` times."""
+    """A store that fails before and after it has stored steps of hosted tools."""
 
-    failures = 1
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
 
     async def append_hosted_steps(
         self, project: str, response_id: str, first: int, steps: Sequence[bytes], *, owner: str
     ) -> bool:
-        if self.failures:
-            self.failures -= 1
+        self.failures += 1
+        if self.failures % 3 == 1:
             raise StoreUnavailable("no space")
-        return await super().append_hosted_steps(project, response_id, first, steps, owner=owner)
+        is_owner = await super().append_hosted_steps(project, response_id, first, steps, owner=owner)
+        if self.failures % 3 == 2:
+            raise StoreUnavailable("no answer")
+        return is_owner
 
 
-async def test_call_waits_until_its_intent_is_stored() -> None:
+async def test_steps_wait_for_a_failing_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.01)
     tool = RecordingTool()
     store = FailingStore()
-    answers = make_script([make_call("cats")], [make_call("cats")], "Done.")
-    async with run_engine(answers, tool, store=store, background_lease_seconds=0.1) as harness:
+    answers = make_script([make_call("cats")], [make_call("dogs")], "Done.")
+    async with run_engine(answers, tool, store=store) as harness:
         run = await harness.ask(tools=[FILE_SEARCH], background=True)
         async for _ in run.events():
             pass
         response = await harness.engine.retrieve("default", run.response.id)
-    assert (response.status, store.failures, tool.effects) == ("completed", 0, ["cats"])
+    calls = [(call.status, call.queries) for call in response.output[:-1]]
+    assert (response.status, response.output_text) == ("completed", "Done.")
+    assert calls == [("completed", ["cats"]), ("completed", ["dogs"])]
+    assert (len(harness.turns), tool.effects, store.failures) == (3, ["cats", "dogs"], 18)
 
 
 async def test_backend_with_its_own_tools_gets_no_items_of_this_server() -> None:

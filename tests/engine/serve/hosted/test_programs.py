@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("py_mini_racer")
 pytest.importorskip("mcp")
 
+from antiphon.engine.serve.hosted import journal
 from antiphon.errors import InvalidRequest, StoreUnavailable
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
@@ -255,7 +256,8 @@ class InterruptingStore(MemoryStore):
         return await super().append_hosted_steps(project, response_id, first, steps, owner=owner)
 
 
-async def test_calls_of_a_finished_program_count_after_a_crash() -> None:
+async def test_calls_of_a_finished_program_count_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SAVE_TIMEOUT_SECONDS", 0.0)  # so that the attempt is repeated
     code = "text(await tools.add({one: 1, other: 2}), await tools.add({one: 3, other: 4}))"
     again = [make_program("text(await tools.add({one: 5, other: 6}))")]
     policy: Any = {"store": InterruptingStore(), "background_lease_seconds": 0.1}

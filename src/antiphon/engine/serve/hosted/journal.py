@@ -2,9 +2,13 @@
 
 Three kinds of steps are stored, each before its deltas are sent: the introduction of the sessions, a complete answer of
 the model that calls hosted tools, and the outcome of a call. The intent of a call is stored before the call is run. A
-call with an intent and without an outcome has an unknown effect: it is run again only if it is repeatable.
+call with an intent and without an outcome has an unknown effect: it is run again only if it is repeatable. So a step
+waits for a failing store.
 """
 
+import asyncio
+import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +20,12 @@ from antiphon.protocol.response import Usage
 from antiphon.store.base import HostedStepStore, LeaseLost
 from antiphon.stream.delta_codec import EncodedDelta, decode_deltas
 from antiphon.stream.deltas import Delta
+
+logger = logging.getLogger(__name__)
+
+# A step waits this long for a failing store, with one try per interval.
+SAVE_TIMEOUT_SECONDS = 600.0
+RETRY_SECONDS = 1.0
 
 
 class CallRecord(msgspec.Struct, kw_only=True):
@@ -114,14 +124,30 @@ class StepJournal:
         self._count = len(rows)
 
     async def append(self, *steps: Step) -> None:
-        """Store steps. Raises LeaseLost if another process has taken over the run, Postponed if the store fails."""
+        """Store steps. Retry while the store fails: no call may run without its intent.
+
+        Raises LeaseLost if another process has taken over the run, and Postponed if the store fails for too long.
+        """
         rows = [msgspec.json.encode(step) for step in steps]
-        try:
-            is_owner = await self._store.append_hosted_steps(
-                self._project, self._response_id, self._count, rows, owner=self._owner
-            )
-        except StoreUnavailable as error:  # no call may run without its intent
-            raise Postponed(f"The steps of the response cannot be stored: {error.message}") from error
+        deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
+        is_owner: bool | None = None
+        has_failed = False
+        while is_owner is None:
+            try:
+                is_owner = await self._store.append_hosted_steps(
+                    self._project, self._response_id, self._count, rows, owner=self._owner
+                )
+            except StoreUnavailable as error:
+                if time.monotonic() > deadline:
+                    raise Postponed(f"The steps of the response cannot be stored: {error.message}") from error
+                if not has_failed:
+                    logger.error(
+                        "the steps of the response cannot be stored yet: %s",
+                        error.message,
+                        extra={"response_id": self._response_id},
+                    )
+                has_failed = True
+                await asyncio.sleep(RETRY_SECONDS)
         if not is_owner:
             raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
         self._count += len(rows)
