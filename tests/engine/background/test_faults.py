@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.background import attempt, event_writer, follower, responses
-from antiphon.errors import NotFound, ServerError
+from antiphon.engine.background import attempt, event_writer, follower, responses, worker
+from antiphon.errors import NotFound, ServerError, StoreUnavailable
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.response import FINAL_STATUSES, Response
@@ -97,6 +97,48 @@ async def test_temporary_store_failure_delays_end_of_run(
     run = await harness.ask(background=True)
     response = await finish(harness, run.response.id)
     assert (response.status, response.output_text) == ("completed", "all in all")
+
+
+class Unavailable(MemoryStore):
+    """A memory store of which one method is unavailable a given number of times."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.failures = 0
+        original = getattr(self, method)
+
+        async def fail(*arguments: Any, **options: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailable("no connection")
+            return await original(*arguments, **options)
+
+        setattr(self, method, fail)
+
+
+@pytest.mark.parametrize("method", ["load", "save", "load_chain"])
+async def test_store_failures_before_the_model_call_are_no_interruptions(
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(worker, "STORE_RETRY_SECONDS", 0.0)
+    store = Unavailable(method)
+    harness = await make_harness(store=store, background_lease_seconds=0.1)
+    first = await harness.answer("first")
+    run = await harness.ask("second", background=True, previous_response_id=first.id)
+    store.failures = 5
+    response = await finish(harness, run.response.id)
+    assert (response.status, response.output_text, store.failures) == ("completed", "You said: second", 0)
+
+
+async def test_lasting_store_failures_are_interruptions(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "STORE_FAILURE_SECONDS", 0.0)
+    store = Unavailable("load")
+    harness = await make_harness(store=store, background_lease_seconds=0.1)
+    store.failures = 1000
+    run = await harness.ask(background=True)
+    response = await finish(harness, run.response.id)
+    assert response.error is not None
+    assert (response.status, response.error.code) == ("failed", "interrupted")
 
 
 async def test_finished_answer_is_saved_when_store_recovers(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,10 @@ class Overloaded(Postponed):
     """There is no memory for the history of the run. It waits in the queue."""
 
 
+class StoreFailed(Postponed):
+    """The history of the run cannot be read now. It waits in the queue."""
+
+
 class QueuedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The stored form of a queued request: the prepared request, and the number of ids that its input used.
 
@@ -135,15 +139,15 @@ class Attempt:
     async def work(self) -> None:
         """Run the response to its end.
 
-        Raises LeaseLost if another process has taken it over, LeftToOthers if another process should, and Overloaded if
-        it has to wait.
+        Raises LeaseLost if another process has taken it over, LeftToOthers if another process should, and Overloaded,
+        StoreFailed or StoreUnavailable if it has to wait.
         """
         try:
             with self._share:
-                with _postpone_overload():
+                with _postpone_preparation():
                     await self._share.reserve_request(len(self._claimed.request))
                 await self._begin()
-        except (LeaseLost, LeftToOthers, Overloaded):
+        except (LeaseLost, LeftToOthers, Overloaded, StoreFailed):
             raise
         except Exception:
             # Without the stored response, an error may only be a short failure of the store: do not end the run yet.
@@ -262,7 +266,7 @@ class Attempt:
             yield [GIVEN_UP]
             return
         try:
-            with _postpone_overload():
+            with _postpone_preparation():
                 prepared = await self._pipeline.prepare_accepted(
                     request, accepted, project=self._claimed.project, share=self._share
                 )
@@ -376,12 +380,14 @@ class _Earlier(NamedTuple):
 
 
 @contextmanager
-def _postpone_overload() -> Iterator[None]:
-    """Raise Overloaded if the budget of histories is exhausted."""
+def _postpone_preparation() -> Iterator[None]:
+    """Raise Overloaded if the budget of histories is exhausted, and StoreFailed if the store is unavailable."""
     try:
         yield
     except HistoryBudgetExhausted as error:
         raise Overloaded(error.message) from None
+    except StoreUnavailable as error:
+        raise StoreFailed(error.message) from error
 
 
 def _can_reproduce(response: Response, mint: Mint, logged: Sequence[Event | Unknown]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from antiphon.bounds import remove_oldest
-from antiphon.engine.background.attempt import Attempt, LeftToOthers, Overloaded
+from antiphon.engine.background.attempt import Attempt, LeftToOthers, Overloaded, StoreFailed
 from antiphon.engine.background.change_signal import ChangeSignal
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.usage import UsageRecorder
@@ -30,10 +30,16 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0
 # Delay of a run for which there is no memory. The run has already waited for memory.
 OVERLOAD_SECONDS = 5.0
+# Delay of a run for which the store failed.
+STORE_RETRY_SECONDS = 5.0
+# Time from the first failure of the store for a run. After it, each further one counts as an interruption.
+STORE_FAILURE_SECONDS = 600.0
 # Maximum of the time after which a refused response may be tried again.
 MAX_RETRY_SECONDS = 3600.0
 # Maximum number of unserved model names to cache.
 MAX_MODEL_NAMES = 100
+# Maximum number of runs for which the store failed to cache.
+MAX_STORE_FAILURES = 10_000
 
 
 class Worker:
@@ -64,6 +70,7 @@ class Worker:
         self._dead_owners: set[str] = set()
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._waits: dict[str, float] = {}
+        self._store_failures: dict[RunKey, float] = {}  # the time of the first one
         self._renewed = -math.inf
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -174,7 +181,7 @@ class Worker:
                 attempt.cancel()
         for key in held.keys() - self.attempts.keys():
             # The attempt ended, but the release failed. While we renew its lease, no process can claim the run.
-            await self._store.stop_renewing(self.owner, *key)
+            await self._give_back(key)
 
     async def _end_leases(self) -> None:
         """End the leases of processes that have died. The next check, which follows at once, claims their runs."""
@@ -248,16 +255,30 @@ class Worker:
             logger.warning("a background response waits: %s", error, extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it
                 await self._store.return_run(self.owner, *key, free_since=time.time() + OVERLOAD_SECONDS)
-        except StoreUnavailable as error:
-            logger.error(
-                "a background response is interrupted: %s", error.message, extra={"response_id": key.response_id}
-            )
+        except (StoreUnavailable, StoreFailed) as error:
+            if key not in self._store_failures:
+                logger.error(
+                    "a background response waits for the store: %s", error, extra={"response_id": key.response_id}
+                )
+                self._store_failures[key] = time.monotonic()
+                remove_oldest(self._store_failures, MAX_STORE_FAILURES)
             with suppress(Exception):  # the next renewal releases it
-                await self._store.stop_renewing(self.owner, *key)
+                await self._give_back(key)
         except Exception:
             logger.exception("an attempt at a background response failed", extra={"response_id": key.response_id})
+            self._store_failures.pop(key, None)
             with suppress(Exception):  # the next renewal releases it
-                await self._store.stop_renewing(self.owner, *key)
+                await self._give_back(key)
+        else:
+            self._store_failures.pop(key, None)
+
+    async def _give_back(self, key: RunKey) -> None:
+        """Give up a run without ending it. That is an interruption, unless the store has failed for a short time."""
+        failed_at = self._store_failures.get(key, -math.inf)
+        if time.monotonic() - failed_at < STORE_FAILURE_SECONDS:
+            await self._store.return_run(self.owner, *key, free_since=time.time() + STORE_RETRY_SECONDS)
+        else:
+            await self._store.stop_renewing(self.owner, *key)
 
     def _end(self, key: RunKey, attempt: Attempt, began_at: float, pipeline: Pipeline) -> None:
         pipeline.release()
