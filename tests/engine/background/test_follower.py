@@ -12,7 +12,7 @@ from antiphon.engine.background import follower, recent_events, worker
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
 from antiphon.store.base import Store
-from antiphon.store.changes import Announcement
+from antiphon.store.changes import Announcement, ReportsLost
 from antiphon.store.location import locate_store
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
@@ -217,7 +217,7 @@ async def test_lost_report_is_made_up_for_after_reconnecting(make_harness: Any, 
     await harness.backend.reached("gate")
     lose_report = harness.store.request_cancel if change == "cancel" else harness.store.delete
     await lose_report("default", run.response.id)
-    harness.engine.receive_change("reconnected", "", -1)
+    harness.engine.receive_change(ReportsLost())
     await harness.backend.cancellation.wait()
 
 
