@@ -1,4 +1,4 @@
-"""Check names, test names, docstrings, comments and Markdown pages against the word lists below.
+"""Check names, test names, docstrings, comments and Markdown pages against the word lists and limits below.
 
     python scripts/check_words.py PATH ...
 
@@ -61,6 +61,8 @@ ALLOWED_TERMS = ("in_place",)
 BARE_OPENINGS = ("How", "Nobody", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whoever")
 BARE_TEST_PREFIXES = ("test_what_", "test_whatever_", "test_who_")
 MAX_TEST_NAME = 85
+# Characters of a line of a page. Tables, code and generated sections may have longer ones.
+MAX_LINE = 120
 
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PART_START = re.compile(r"\s*(#|[-*] |\d+\. |\|)")
@@ -188,12 +190,36 @@ def find_parts(page: str) -> Iterator[Text]:
             first, block = (first, f"{block}\n{content}") if block else (number, content)
 
 
+def find_generated_lines(page: str) -> set[int]:
+    """Return the numbers of the lines between `<!-- name: begin -->` and `<!-- name: end -->`."""
+    numbers: set[int] = set()
+    is_generated = False
+    for number, line in enumerate(page.splitlines(), start=1):
+        if line.startswith("<!--"):
+            is_generated = line.endswith(": begin -->")
+        elif is_generated:
+            numbers.add(number)
+    return numbers
+
+
+def check_lines(text: Text) -> Iterator[tuple[int, str]]:
+    """Yield a fault for each line of a paragraph that is too long. A line that is indented by four spaces is code."""
+    for number, line in enumerate(text.content.split("\n"), start=text.line):
+        if len(line) > MAX_LINE and not line.startswith("    "):
+            yield number, f"a line has {len(line)} characters, at most {MAX_LINE} are allowed"
+
+
 # Files
 
 
 def check_page(path: Path) -> Iterator[str]:
-    for text in find_parts(path.read_text(encoding="utf-8")):
-        yield from (f"{path}:{line}: {fault}" for line, fault in check_text(text))
+    page = path.read_text(encoding="utf-8")
+    generated = find_generated_lines(page)
+    for text in find_parts(page):
+        faults = [*check_text(text)]
+        if text.kind == "paragraph" and text.line not in generated:
+            faults += check_lines(text)
+        yield from (f"{path}:{line}: {fault}" for line, fault in faults)
 
 
 def check_module(path: Path, root: Path) -> Iterator[str]:

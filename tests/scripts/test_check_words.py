@@ -172,5 +172,25 @@ def test_pages_are_checked_outside_of_code(tmp_path: Path) -> None:
     )
 
 
+def test_long_lines_of_text_are_reported(tmp_path: Path) -> None:
+    long = "x " * 61
+    page = (
+        f"# {long}\n\nA paragraph has\n{long.strip()}x\n\n- {long}\n\n"
+        f"| a |\n|---|\n| {long} |\n\n```text\n{long}\n```\n\n    {long}\n\n"
+        f"<!-- figures: begin -->\n\n{long}\n\n<!-- figures: end -->\n\n{long}\n"
+    )
+    write(tmp_path / "page.md", page)
+
+    assert check(tmp_path, "page.md") == (
+        1,
+        [
+            "page.md:4: a line has 122 characters, at most 120 are allowed",
+            "page.md:6: a line has 124 characters, at most 120 are allowed",
+            "page.md:24: a line has 122 characters, at most 120 are allowed",
+            "words: 1 files, 3 faults",
+        ],
+    )
+
+
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path) == (2, [])
