@@ -13,6 +13,7 @@ and the ids of the tests that show it. In a test id, `{name}` is replaced by the
 
 import functools
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -53,6 +54,7 @@ FAMILIES = (
     "wire",
 )
 _LONGEST_LIST = 6
+_LINE_LENGTH = 120
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +139,8 @@ def _list_gaps(family: str) -> str:
 
 def _render_family(family: str) -> str:
     file = load(family)
-    lines = [f"\n## {file.title}\n", *([f"{file.about}\n"] if file.about else [])]
+    about = textwrap.fill(file.about, _LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
+    lines = [f"\n## {file.title}\n", *([f"{about}\n"] if about else [])]
     lines += ["| name | state | note |", "|---|---|---|"]
     lines += [f"| `{entry.name}` | {entry.state} | {entry.note} |" for entry in entries(family)]
     return "\n".join(lines) + "\n"
