@@ -18,6 +18,7 @@
     │   └── UpgradeRequired        426  code upgrade_required
     ├── ConnectorError             424  external_connector_error: an MCP server cannot list its tools
     ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
+    │   └── QuotaExceeded          429  insufficient_quota: a limit that waiting does not lift
     ├── ServerError                500  server_error
     │   ├── ModelError             500  model_error: the model stopped or gave invalid output
     │   ├── UpstreamError          502  the upstream failed or is unreachable
@@ -33,9 +34,6 @@ in seconds and is set on errors that a later retry may avoid. Errors of the stor
 """
 
 from typing import ClassVar
-
-# The code of errors about a limit that waiting does not end: a budget, stored bytes, or a number of objects.
-QUOTA_EXCEEDED = "insufficient_quota"
 
 
 class AntiphonError(Exception):
@@ -143,6 +141,13 @@ class RateLimited(AntiphonError):
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
+
+
+class QuotaExceeded(RateLimited):
+    """A budget, a number of bytes or objects, or the quota at an upstream is used up."""
+
+    type = "insufficient_quota"
+    default_code = "insufficient_quota"
 
 
 class ServerError(AntiphonError):

@@ -4,7 +4,7 @@ import pytest
 
 from antiphon.engine.policy import Policy
 from antiphon.engine.storage_quota import MEASURE_SECONDS, StorageQuota
-from antiphon.errors import RateLimited, StoreUnavailable
+from antiphon.errors import QuotaExceeded, StoreUnavailable
 from antiphon.store.memory.store import MemoryStore
 
 
@@ -55,7 +55,7 @@ async def test_project_at_its_limit_is_refused_until_data_is_deleted(clock: Cloc
     store.size = 10
     quota = StorageQuota(store, None, {"p": 10}, monotonic=clock)
     for _ in range(2):
-        with pytest.raises(RateLimited) as refused:
+        with pytest.raises(QuotaExceeded) as refused:
             await quota.check("p")
     assert (refused.value.code, refused.value.retry_after) == ("insufficient_quota", None)
     assert refused.value.message.startswith(

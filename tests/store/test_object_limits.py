@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from antiphon.errors import RateLimited
+from antiphon.errors import QuotaExceeded
 from antiphon.protocol.conversation import Conversation
 from antiphon.store.base import Store
 from antiphon.store.keys import generate_key
@@ -77,13 +77,13 @@ OBJECTS = pytest.mark.parametrize(
 async def test_objects_beyond_the_limit_are_refused(store: Store, create: Create, delete: Delete, message: str) -> None:
     for name in ("a", "b"):
         await create(store, "p", name)
-    with pytest.raises(RateLimited) as caught:
+    with pytest.raises(QuotaExceeded) as caught:
         await create(store, "p", "c")
     assert (caught.value.message, caught.value.code) == (f"This project has {message}", "insufficient_quota")
     await create(store, "q", "c")
     await delete(store, "a")
     await create(store, "p", "d")
-    with pytest.raises(RateLimited):
+    with pytest.raises(QuotaExceeded):
         await create(store, "p", "e")
 
 
@@ -99,7 +99,7 @@ async def test_concurrent_creations_do_not_exceed_the_limit(
     outcomes = await asyncio.gather(*creations, return_exceptions=True)
     for other in others[1:]:
         await other.close()
-    assert [type(outcome) for outcome in outcomes].count(RateLimited) == 6
+    assert [type(outcome) for outcome in outcomes].count(QuotaExceeded) == 6
     assert outcomes.count(None) == 2
 
 

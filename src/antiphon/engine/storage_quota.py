@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from antiphon.bounds import remove_oldest
 from antiphon.engine.policy import Policy
-from antiphon.errors import QUOTA_EXCEEDED, AntiphonError, RateLimited
+from antiphon.errors import AntiphonError, QuotaExceeded
 from antiphon.protocol.request import CreateRequest
 from antiphon.store.usage import UsageStore
 
@@ -65,7 +65,7 @@ class StorageQuota:
         return cls(store, policy.stored_bytes, policy.stored_bytes_by_project)
 
     async def check(self, project: str) -> None:
-        """Raise RateLimited if the data of the project exceeds its limit. The first check waits for a measurement."""
+        """Raise QuotaExceeded if the data of the project exceeds its limit. The first check waits for a measurement."""
         limit = self._limits.get(project, self._limit)
         if limit is None:
             return
@@ -79,10 +79,9 @@ class StorageQuota:
         if measurement.size >= limit:
             self.refusals += 1
             name = f"projects.{project}.limits.stored_bytes" if project in self._limits else "limits.stored_bytes"
-            raise RateLimited(
+            raise QuotaExceeded(
                 f"The data of this project has {measurement.size} bytes, and the limit `{name}` is {limit}. "
                 "Delete responses or conversations, or send 'store: false' without a conversation.",
-                code=QUOTA_EXCEEDED,
             )
 
     async def _measure(self, project: str, measurement: _Measurement) -> None:

@@ -5,6 +5,7 @@ from msgspec import Struct
 from antiphon.errors import (
     AntiphonError,
     InvalidRequest,
+    QuotaExceeded,
     RateLimited,
     ServerError,
     StoreFull,
@@ -17,7 +18,7 @@ from antiphon.errors import (
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response, ResponseError
 
-_STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited)}
+_STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited, QuotaExceeded)}
 _STORE_CODES = frozenset(kind.default_code for kind in (StoreUnavailable, StoreFull, StoreLost))
 _CODE_STATUSES = (
     {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)}

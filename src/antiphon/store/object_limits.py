@@ -1,15 +1,14 @@
 """Limits on the number of objects of a project. They are checked in the transaction that creates an object."""
 
-from antiphon.errors import QUOTA_EXCEEDED, InvalidRequest, RateLimited
+from antiphon.errors import InvalidRequest, QuotaExceeded
 from antiphon.store.sql_steps import SqlStep, Steps
 
 
 def check_number(number: int, maximum: int, objects: str, *, setting: str, hint: str = "Delete some first.") -> None:
-    """Raise RateLimited if a project has the maximum number of objects."""
+    """Raise QuotaExceeded if a project has the maximum number of objects."""
     if number >= maximum:
-        raise RateLimited(
+        raise QuotaExceeded(
             f"This project has {number} {objects}, and at most {maximum} are allowed (setting {setting}). {hint}",
-            code=QUOTA_EXCEEDED,
         )
 
 

@@ -21,6 +21,7 @@ from antiphon.errors import (
     ModelNotFound,
     NotFound,
     PreviousResponseNotFound,
+    QuotaExceeded,
     RateLimited,
     ServerError,
     Unavailable,
@@ -109,6 +110,7 @@ _API_ERRORS: dict[str, type[AntiphonError]] = {
     "unsupported_parameter": UnsupportedParameter,
     "context_length_exceeded": ContextLengthExceeded,
     "rate_limit_exceeded": RateLimited,
+    "insufficient_quota": QuotaExceeded,
 }
 
 
@@ -250,7 +252,8 @@ def _classify(
         return BodyTooLarge(message or "The request is too large for the upstream.", param=param)
     if status in (402, 429):
         wait = retry_after if retry_after is not None else parse_wait(report.message)
-        code = "insufficient_quota" if status == 402 else code
+        if status == 402 or code == QuotaExceeded.default_code:
+            return QuotaExceeded(message or "The quota at the upstream is used up.", retry_after=wait)
         return RateLimited(message or "The upstream's rate limit is exceeded.", code=code, retry_after=wait)
     return _make_server_error(status, message, retry_after=retry_after)
 

@@ -183,7 +183,8 @@ def test_budget_ends_with_the_month(clock: Clock) -> None:
     limiter.admit("p", "key_1")
     limiter.charge(Charge("p", "key_1", 10, 0.0))
     error = refuse(limiter)
-    assert (error.code, error.message) == (
+    assert (error.type, error.code, error.message) == (
+        "insufficient_quota",
         "insufficient_quota",
         "The budget of this API key is used up: 100 tokens of 100 this month (`limits.tokens_per_month`).",
     )

@@ -226,7 +226,7 @@ def test_stored_bytes_refuse_only_requests_that_store(serve: Serve) -> None:
     # The size is measured again when the last measurement is old.
     running.engine._quota._measurements.clear()
     refused = ask(running)
-    assert (refused.status, refused.json["error"]["code"]) == (429, "insufficient_quota")
+    assert (refused.status, refused.json["error"]["type"]) == (429, "insufficient_quota")
     assert "`limits.stored_bytes` is 100" in refused.json["error"]["message"]
     assert running.ask("POST", "/v1/conversations", {"items": []}).status == 429
     assert ask(running, store=False).status == 200
@@ -242,7 +242,7 @@ def test_stored_bytes_refuse_requests_that_add_items_to_a_conversation(serve: Se
     # The size is measured again when the last measurement is old.
     running.engine._quota._measurements.clear()
     refused = ask(running, conversation=conversation, store=False)
-    assert (refused.status, refused.json["error"]["code"]) == (429, "insufficient_quota")
+    assert (refused.status, refused.json["error"]["type"]) == (429, "insufficient_quota")
     assert (
         running.ask("GET", f"/v1/conversations/{conversation}/items").json["data"][-1]["content"][0]["text"]
         == "a" * 100
@@ -262,7 +262,7 @@ def test_budget_of_a_project_survives_a_restart(serve: Serve, tmp_path: Path) ->
     running.stop()
     running = serve({}, store=locate_store(url), **options)
     refused = ask(running)
-    assert (refused.status, refused.json["error"]["code"]) == (429, "insufficient_quota")
+    assert (refused.status, refused.json["error"]["type"]) == (429, "insufficient_quota")
     assert "4.00 USD of 4 this month (`projects.a.limits.cost_per_month`)" in refused.json["error"]["message"]
     assert ask(running, key="sk-bob").status == 200
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from antiphon.config.limits import KeyLimits
 from antiphon.config.settings import Settings
 from antiphon.engine.usage import Charge
-from antiphon.errors import QUOTA_EXCEEDED, AntiphonError, RateLimited
+from antiphon.errors import AntiphonError, QuotaExceeded, RateLimited
 from antiphon.server.limits.window import MinuteWindow
 from antiphon.store.usage import LimitCounts, Spending, find_month, find_next_month
 
@@ -299,9 +299,8 @@ class Limiter:
         self.refusals[name] += 1
         limit = getattr(subject.limits, name)
         seconds = find_next_month(self._now()) - self._now()
-        return RateLimited(
+        return QuotaExceeded(
             f"The budget of {subject.label} is used up: {spent} of {limit} this month (`{subject.table}.{name}`).",
-            code=QUOTA_EXCEEDED,
             retry_after=seconds,
         )
 
