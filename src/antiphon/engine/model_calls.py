@@ -149,8 +149,8 @@ class TracedBackend(Stage):
             return ModelCall(self, turn, span, started_at, answer)
         # Nothing more will happen, so the deltas need no wrapper.
         first_chunk = perf_counter() - started_at if turn.streamed else None
-        if type(span) is tuple and self._metrics is None and _is_text([*map(type, whole)]):
-            self._finish(turn, span, first_chunk, turn.request.model, whole[-1].reason, whole[-2])
+        if _is_text([*map(type, whole)]):
+            self._finish(turn, span, started_at, first_chunk, turn.request.model, whole[-1].reason, whole[-2])
         else:
             last: dict[type, Any] = {}
             for delta in whole if len(whole) <= _FEW else _skip_text(whole):
@@ -189,35 +189,36 @@ class TracedBackend(Stage):
         else:
             error_type = _find_failure(error, last)
             reason = CANCELLED if error_type == CANCELLED else "error"
-        requested, served, counted = turn.request.model, last.get(Served), last.get(TokenUsage)
+        served = last.get(Served)
         # The upstream may name the model that has answered.
-        answered_by = requested if served is None else served.named or served.model
-        if self._metrics is not None:
-            labels = (self._provider, requested or "", answered_by or "", self._host, self._port, error_type)
-            usage = None if counted is None else counted.usage
-            self._metrics.record_call(labels, perf_counter() - started_at, first_chunk, usage)
-        if span is None or type(span) is NonRecordingSpan:
-            return
-        if error_type or emitted:
-            described = _make_span(*span) if isinstance(span, tuple) else span
+        answered_by = turn.request.model if served is None else served.named or served.model
+        if (error_type or emitted) and span is not None and type(span) is not NonRecordingSpan:
+            span = _make_span(*span) if isinstance(span, tuple) else span
             if error_type:
-                _record_failure(described, error, error_type, last)
+                _record_failure(span, error, error_type, last)
             if emitted:
-                described.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
-            span = described
-        self._finish(turn, span, first_chunk, answered_by, reason, counted)
+                span.set_attribute("gen_ai.output.messages", _encode_output(emitted, reason))
+        self._finish(turn, span, started_at, first_chunk, answered_by, reason, last.get(TokenUsage), error_type)
 
     def _finish(
         self,
         turn: Turn,
-        span: Span | StartedCall,
+        span: Span | StartedCall | None,
+        started_at: float,
         first_chunk: float | None,
         answered_by: str | None,
         reason: str,
         counted: TokenUsage | None,
+        error_type: str = "",
     ) -> None:
-        """End the span of a call. `answered_by` is the model that has answered."""
+        """Count a call and end its span. `answered_by` is the model that has answered."""
         request = turn.request
+        if self._metrics is not None:
+            labels = (self._provider, request.model or "", answered_by or "", self._host, self._port, error_type)
+            usage = None if counted is None else counted.usage
+            self._metrics.record_call(labels, perf_counter() - started_at, first_chunk, usage)
+        if span is None or type(span) is NonRecordingSpan:
+            return
         key = (
             request.model,
             request.max_output_tokens,
