@@ -68,6 +68,9 @@ WHERE excluded.final >= responses.final
 # A response is not saved again with an unfinished status after its final one.
 LOCK = "SELECT final FROM responses WHERE project = ? AND id = ? FOR UPDATE"
 
+# True if the final response is stored exactly as it is to be saved.
+IS_SAVED = "SELECT 1 FROM responses WHERE project = ? AND id = ? AND final AND output = ? AND body = ?"
+
 # Items produced by a stored response are not indexed: they are found in that response and deleted with it.
 INDEX_ITEM = """
 INSERT INTO foreign_items (project, response_id, item_id) SELECT ?1, ?2, ?3
@@ -171,9 +174,11 @@ class SqlResponses(SqlConversations):
         is_repeated: bool,  # noqa: FBT001 - steps get their parameters by position
     ) -> Steps[None]:
         """Save a response with its events and conversation items. With an owner, check that it has the run."""
-        project, response_id, _, _, is_final, expires_at, *_ = row
+        project, response_id, _, _, is_final, expires_at, _, output, body = row
         foreign, owner, batches, conversation, items = related
         if owner is not None and not (yield SqlStep(HOLD_RUN, (project, response_id, owner))):
+            if is_repeated and (yield SqlStep(IS_SAVED, (project, response_id, output, body))):
+                return  # the earlier write was committed, and has ended the run
             raise LeaseLost(f"{owner} does not own the run of {response_id}.")
         if not is_final and any(final for (final,) in (yield SqlStep(LOCK, (project, response_id)))):
             return

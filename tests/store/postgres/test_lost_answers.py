@@ -9,7 +9,7 @@ import pytest
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
-from antiphon.store.base import StoredResponse
+from antiphon.store.base import LeaseLost, StoredResponse
 from support.postgres_server import EmptySchema
 
 pytest.importorskip("asyncpg")
@@ -38,6 +38,25 @@ async def test_events_whose_commit_is_uncertain_can_be_appended_again(
         await store.append_events("p", "resp_1", 3, [b"3"], owner="us")
     await store.save("p", make_stored("resp_1"), owner="us", events=(3, [b"3", b"4"]))
     assert await store.read_events("p", "resp_1", -1) == [(number, b"%d" % number) for number in range(5)]
+
+
+async def test_end_of_run_whose_commit_is_uncertain_can_be_saved_again(
+    store: PostgresStore, make_stored: MakeStored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.claim("us", as_of=0, lease=10, limit=1)
+    await store.append_events("p", "resp_1", 0, [b"0"], owner="us")
+    events = 1, [b"1", b"2"]
+    lose_answer(store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        await store.save("p", make_stored("resp_1"), owner="us", events=events)
+    with pytest.raises(LeaseLost):  # another owner has saved its own answer
+        await store.save("p", make_stored("resp_1", text="Other"), owner="us", events=events)
+    await store.save("p", make_stored("resp_1"), owner="us", events=events)
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+    assert await store.read_events("p", "resp_1", -1) == [(number, b"%d" % number) for number in range(3)]
+    with pytest.raises(LeaseLost):
+        await store.save("p", make_stored("resp_1"), owner="us", events=events)
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
