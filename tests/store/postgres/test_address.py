@@ -71,6 +71,7 @@ async def test_migration_that_waits_for_a_lock_is_not_reported_as_a_lost_server(
     [
         ("postgresql://me:secret@db:99999/data", "db:99999 has a wrong port"),
         ("sqlite:///store.db", "must begin with postgresql://"),
+        ("postgresql://me:secret@db/data?sslrootcert=/nowhere/ca.pem", "sslrootcert names the file /nowhere/ca.pem"),
     ],
 )
 def test_wrong_url_for_notifications_is_refused_with_its_setting(url: str, reason: str) -> None:

@@ -96,7 +96,7 @@ class PostgresDatabase:
         limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = ServerAddress(url)
-        self._listen_address = _parse_listen_url(limits.listen_url)
+        self._listener = _make_listener(limits.listen_url)
         self._limits = limits
         self._clock = now
         self._now = now or time.time
@@ -149,8 +149,8 @@ class PostgresDatabase:
 
     def _choose_listener(self, connector: PostgresConnector) -> PostgresConnector | None:
         """Return the connector for LISTEN, or None if only a pooler can be reached, which does not support it."""
-        if self._listen_address is not None:
-            return PostgresConnector(self._listen_address)
+        if self._listener is not None:
+            return self._listener
         return None if connector.is_pooled else connector
 
     async def close(self) -> None:
@@ -199,8 +199,8 @@ class PostgresDatabase:
         return self._parts
 
 
-def _parse_listen_url(url: str) -> ServerAddress | None:
+def _make_listener(url: str) -> PostgresConnector | None:
     try:
-        return ServerAddress(url) if url else None
+        return PostgresConnector(ServerAddress(url)) if url else None
     except ConfigError as error:
         raise ConfigError(f"store_listen_url: {error.message}") from None
