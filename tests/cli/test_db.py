@@ -311,6 +311,14 @@ def test_link_in_a_container_is_not_followed_by_an_export(filled: str, tmp_path:
         (lambda lines: [lines[0], *lines[2:]], "but its end says"),
         (lambda lines: lines + lines, "more lines follow the end of the export. Nothing was imported."),
         (lambda lines: [lines[0], lines[1], *lines[1:]], "refuses a row: UNIQUE constraint failed"),
+        (
+            lambda lines: [
+                lines[0],
+                b'{"table":"prompts","created_at":9223372036854775808}\n',
+                b'{"end":{"prompts":1}}\n',
+            ],
+            "refuses a row: Python int too large",
+        ),
         (lambda lines: [lines[0], b'{"end":5}\n'], "line 2: end: Expected `object`, got `int`. Nothing was imported."),
         (lambda lines: [lines[0], b'{"table":[]}\n'], "line 2: table: Expected `str`, got `array`"),
         (lambda lines: [lines[0], b"{\n"], "line 2: Input data was truncated. Nothing was imported."),

@@ -253,7 +253,7 @@ def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[Sqlite
                 connection.execute("ROLLBACK")
         finally:
             connection.close()
-    except sqlite3.IntegrityError as error:
+    except (sqlite3.IntegrityError, OverflowError) as error:
         raise ConfigError(f"The store {path} refuses a row: {error}. Nothing was imported.") from error
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"The store {path} cannot be used: {describe_open_error(path, error)}") from error
