@@ -297,10 +297,10 @@ def _import(connection: sqlite3.Connection, path: Path, ledger: Path) -> Iterato
     migrate(connection, read_migrations("sqlite"), path=str(path))
     folders = StoreFolders(path)
     _check_empty(connection, path, folders)
-    folders.create_database()
     is_new_ledger = not ledger.exists()
     has_agents = False
     try:
+        folders.create_database()
         connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
         _attach_ledger(connection, ledger)
         connection.execute("BEGIN IMMEDIATE")
