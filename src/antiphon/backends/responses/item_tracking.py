@@ -248,6 +248,10 @@ class _UnmatchedItems:
         return self._left.pop(item.key) if item is not None else None
 
 
+def _find_ending(fields: dict[str, Any]) -> Literal["completed", "incomplete"]:
+    return "incomplete" if fields.get("status") == "incomplete" else "completed"
+
+
 def _has_kind(item: UpstreamItem, kind: ItemKind | None) -> bool:
     return kind is None or item.kind == kind
 
@@ -282,7 +286,7 @@ class ItemCompleter:
             emitted += self.complete_part(index, part, taken)
         seal = fields.get("encrypted_content")
         if item.is_empty and not seal:
-            return self._emit_whole(raw)
+            return self._emit_whole(raw, fields)
         # The composer has closed an item that another one has followed.
         is_closed_already = current.item is not item and not item.is_empty
         if item.kind == "reasoning" and seal and not is_closed_already:
@@ -297,9 +301,11 @@ class ItemCompleter:
             current.clear()
         return emitted
 
-    def _emit_whole(self, raw: Raw) -> list[Delta]:
+    def _emit_whole(self, raw: Raw, fields: dict[str, Any]) -> list[Delta]:
         """Emit an item without content as a whole: no text delta can create it."""
         item = decode_output_item(bytes(raw))
+        if isinstance(item, Message) or (isinstance(item, Reasoning) and item.status is not None):
+            item.status = _find_ending(fields)  # some servers omit it, or send that of the beginning
         self._current.clear()
         if isinstance(item, Message | Reasoning) and not self._item.held_events:
             return [deltas.WholeItem(msgspec.structs.replace(item, id=None))]
@@ -308,9 +314,7 @@ class ItemCompleter:
         return [deltas.OpenItem(key, item, _ID_PREFIXES[self._item.kind]), *held, deltas.CloseItem(key, item)]
 
     def _emit_close(self, fields: dict[str, Any], key: int | None) -> list[Delta]:
-        ending: Literal["completed", "incomplete"]
-        ending = "incomplete" if fields.get("status") == "incomplete" else "completed"
-        return [*self._emit_amendments(fields, key), deltas.CloseItem(key, ending=ending)]
+        return [*self._emit_amendments(fields, key), deltas.CloseItem(key, ending=_find_ending(fields))]
 
     def _emit_amendments(self, fields: dict[str, Any], key: int | None) -> list[Delta]:
         """Emit the fields that other deltas cannot express."""
