@@ -300,16 +300,6 @@ def test_parts_of_reasoning_as_vllm_names_them_are_not_forwarded() -> None:
     assert emitted == [d.NoStatus(), d.Reasoning("Hm"), d.Reasoning(".")]
 
 
-@pytest.mark.parametrize("item", [{"type": "message", "role": "assistant", "content": []}, THOUGHT])
-@pytest.mark.parametrize(
-    ("status", "final"),
-    [("in_progress", "completed"), ("completed", "completed"), ("incomplete", "incomplete"), (None, None)],
-)
-def test_item_without_content_has_a_final_status(item: dict[str, Any], status: str | None, final: str | None) -> None:
-    (whole,) = read_events(done(item | {"status": status}))
-    assert whole.item.status == (final or ("completed" if item["type"] == "message" else None))
-
-
 @pytest.mark.parametrize("arguments", [None, "", {}])
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_call_without_arguments_gets_an_object(arguments: Any, has_delta: bool) -> None:

@@ -115,6 +115,12 @@ class UpstreamItem:
         """Return all texts of the item so far."""
         return "".join(map(self._join_text, tuple(self._texts)))
 
+    def has_texts(self, fields: dict[str, Any]) -> bool:
+        """Return True if the deltas so far have exactly the texts of these final fields."""
+        parts = [*wire.list_objects(fields.get("summary")), *wire.list_objects(fields.get("content"))]
+        texts = [wire.read_text(part.get("refusal" if part.get("type") == "refusal" else "text")) for part in parts]
+        return sorted(filter(None, texts)) == sorted(filter(None, map(self._join_text, tuple(self._texts))))
+
     def add_missing_text(self, field: str, index: int, whole: str) -> str:
         """Record and return the end of a whole text that no delta had: servers omit deltas."""
         known = self._join_text((field, index))
@@ -182,8 +188,19 @@ class UpstreamItems:
         if isinstance(output_index, int):
             by_index = self._by_index.get(output_index)
             return by_index if by_index is not None and _has_kind(by_index, kind) else None
-        if kind is None:
+        return None if kind is None else self._find_last_open(kind)
+
+    def find_ended(self, kind: ItemKind, fields: dict[str, Any]) -> UpstreamItem | None:
+        """Return the open item with these final fields. Some servers end an item with the index of the next one."""
+        item = self._find_last_open(kind)
+        if item is None:
             return None
+        if item.is_text:
+            return item if not item.is_empty and item.has_texts(fields) else None
+        is_same_call = item.call_id is not None and item.call_id == fields.get("call_id")
+        return item if is_same_call and item.type == fields.get("type") else None
+
+    def _find_last_open(self, kind: ItemKind) -> UpstreamItem | None:
         candidates = self._open.get(kind, [])
         while candidates and candidates[-1].is_closed:
             candidates.pop()

@@ -280,6 +280,8 @@ class ResponsesReader(PlainAnswerReader):
             if fields.get("call_id") == item.call_id and not self._items.is_index_reused(item, fields.get("id")):
                 return ()  # a repeated event
             item = None
+        if item is None:
+            item = self._items.find_ended(kind, fields)
         self._done_items.append(event.item)
         return self._finish_item(item, event.item, fields, event.output_index)
 
