@@ -108,6 +108,8 @@ class Emulator(Stage):
                         output = await _feed(translator, batch)
                     if output:
                         yield output
+                    if translator.has_failed:
+                        return
             if translator.next_items is None:
                 return
             progress = translated.turn.progress

@@ -12,7 +12,6 @@ from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
 from antiphon.engine.serve.tool_emulation.client_tools import make_call_item
 from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap_json
 from antiphon.engine.serve.tool_emulation.grammar import explain_mismatch
-from antiphon.errors import ModelError
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import CustomTool, GrammarInput
 from antiphon.stream import deltas
@@ -120,7 +119,7 @@ class BufferedCallTranslator:
 
     def write(self, fragment: str) -> Sequence[Delta]:
         if self._closed and fragment.strip():
-            raise ModelError("The model continued a closed call.")
+            return [deltas.Failure("The model continued a closed call.", "model_error", "model_error")]
         self._fragments.append(fragment)
         return []
 

@@ -30,11 +30,13 @@ logger = logging.getLogger(__name__)
 class AnswerTranslator:
     """Translates one answer of the backend.
 
-    After its end, `next_items` are the items to call the backend with again, or None.
+    After its end, `next_items` are the items to call the backend with again, or None. `has_failed` is true after a
+    failure that the backend did not report.
     """
 
     def __init__(self, translated: TranslatedTurn, budget: TurnBudget) -> None:
         self.next_items: Items | None = None
+        self.has_failed = False
         self._translated = translated
         self._budget = budget
         self._number = budget.answers
@@ -60,9 +62,11 @@ class AnswerTranslator:
         return any(isinstance(call, SearchCallTranslator) for call in self._answer.calls.values())
 
     def feed(self, batch: Iterable[Delta]) -> list[Delta]:
-        """Return the client's deltas for these deltas of the backend."""
+        """Return the client's deltas for these deltas of the backend. A failure is the last one."""
         output: list[Delta] = []
         for delta in batch:
+            if self.has_failed:
+                break
             handler = self._HANDLERS.get(type(delta))
             if handler is None:
                 self._answer.received.append(delta)
@@ -103,7 +107,9 @@ class AnswerTranslator:
                 return []
             # A repeated name would begin another call in the record.
             self._answer.received.append(deltas.ToolCall(delta.key, delta.arguments))
-            return call.write(delta.arguments)
+            written = call.write(delta.arguments)
+            self.has_failed = any(isinstance(each, deltas.Failure) for each in written)
+            return written
         self._answer.received.append(delta)
         held = self._unnamed.setdefault(delta.key, [])
         held.append(delta)
