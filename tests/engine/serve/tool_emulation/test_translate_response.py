@@ -1,5 +1,6 @@
 """Translation of the deltas of a model that only supports functions."""
 
+import time
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def test_continued_call_that_was_emitted_is_an_error() -> None:
     failure = deltas.Failure("The model continued a closed call.", "model_error", "model_error")
     continued = [*text, ToolCall(1, "{}"), Text("More."), Finish()]
     assert raise_(continued) == raise_(*([delta] for delta in continued)) == [*raise_(text), failure]
+
+
+def test_long_text_after_a_large_incomplete_call_takes_linear_time() -> None:
+    begun = time.process_time()
+    call = ToolCall(1, '{"commands": ["' + "x" * 1_000_000, "shell", "call_1")
+    emitted = raise_([call], *([Text("a")] for _ in range(20_000)), [ToolCall(1, '"]}')], [Finish()])
+    assert len(emitted) == 20_002
+    assert time.process_time() - begun < 4
 
 
 def test_call_without_a_name_is_emitted() -> None:

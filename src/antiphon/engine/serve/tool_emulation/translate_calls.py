@@ -107,6 +107,7 @@ class BufferedCallTranslator:
         self._key = key
         self._entry = entry
         self._fragments: list[str] = []
+        self._checked = 0  # the number of fragments that are not a complete object
         self.call_id: str | None = None
         self._closed = False
         self.fault: str | None = None
@@ -125,6 +126,9 @@ class BufferedCallTranslator:
 
     def is_complete(self) -> bool:
         """Return True if the arguments are a complete JSON object. Free text is never known to be complete."""
+        if len(self._fragments) == self._checked:  # this runs for every delta of a text
+            return False
+        self._checked = len(self._fragments)
         try:
             return isinstance(read_json("".join(self._fragments)), dict)
         except msgspec.DecodeError:
