@@ -53,6 +53,13 @@ def test_interleaved_calls_stay_separate() -> None:
     ]
 
 
+@pytest.mark.parametrize("arguments", ['{"command": "x"}', '"x"', '{"input": "x', "x"])
+def test_custom_call_that_its_backend_closes_has_its_text_before_the_end(arguments: str) -> None:
+    emitted = raise_([ToolCall(1, arguments, "c", "call_1", has_end=True), deltas.CloseItem(1), Finish()])
+    texts = [delta.input for delta in emitted[:-2] if isinstance(delta, CustomToolCall)]
+    assert ("".join(texts), emitted[-2:]) == ("x", [deltas.CloseItem(1), Finish()])
+
+
 def test_continued_call_that_was_emitted_is_an_error() -> None:
     shell = ToolCall(1, '{"commands": ["ls"]}', "shell", "call_1")
     text = [shell, Text("Done.")]

@@ -96,7 +96,7 @@ class CustomCallTranslator:
         return [deltas.CustomToolCall(self._key, text)] if text else []
 
     def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
-        text = self._reader.close()
+        text, self._reader = self._reader.close(), FreeformReader()  # a second call returns none
         return [deltas.CustomToolCall(self._key, text)] if text else []
 
 

@@ -167,6 +167,15 @@ class AnswerTranslator:
             msgspec.structs.replace(delta, **changes),
         ]
 
+    def _close_item(self, delta: deltas.CloseItem) -> Sequence[Delta]:
+        self._answer.received.append(delta)
+        call = self._answer.calls.get(delta.key) if delta.key is not None else None
+        if delta.key is None or call is None:
+            return [delta]
+        # The text of a custom call may be known only at its end.
+        rest = call.close(is_cut_off=False) if isinstance(call, CustomCallTranslator) else ()
+        return [*rest, msgspec.structs.replace(delta, key=self._make_key(delta.key))]
+
     def _make_key(self, key: Key) -> Key:
         """Return a key that is unique over all answers of the turn: each answer numbers its calls anew."""
         return key if self._number == 0 else f"{self._number} {key}"
@@ -195,5 +204,6 @@ class AnswerTranslator:
         deltas.TokenUsage: _tokens,
         deltas.ToolCall: _tool_call,
         deltas.CustomToolCall: _custom_call,
+        deltas.CloseItem: _close_item,
         deltas.Finish: _finish,
     }
