@@ -287,6 +287,18 @@ async def test_interrupted_response_is_counted_by_an_estimate(make_harness: Any)
     assert (row.requests, row.input_tokens > 5, row.output_tokens > 3) == (1, True, True)
 
 
+async def test_steered_response_without_output_is_counted_by_an_estimate(make_harness: Any) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}]})
+    run = await harness.ask("a question of some length", project="p")
+    draining = asyncio.create_task(run.drain())
+    await harness.backend.reached("gate")
+    run.steer()
+    assert ((await draining).status, run.usage) == ("incomplete", None)
+    await harness.engine.usage.close()
+    (row,) = await harness.store.list_usage(0, 2**40, width=MINUTE)
+    assert (row.requests, row.input_tokens > 5, row.output_tokens) == (1, True, 0)
+
+
 async def count_until_gate(harness: EngineHarness, **fields: Any) -> UsageRow:
     """Leave a stream whose model waits at the gate, and return the usage that is counted."""
     run = await harness.ask("a question of some length", project="p", **fields)

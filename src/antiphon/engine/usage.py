@@ -136,11 +136,11 @@ class UsageRecorder:
         """Count a response that has ended. `prepared` is None if no model was called.
 
         If it was interrupted before its last model call reported the usage, the tokens of this call are estimated. A
-        call that failed without output, or was cancelled before it began, is not counted.
+        call that failed without output, or was interrupted before it began, is not counted.
         """
         progress = TurnProgress() if prepared is None else prepared.turn.progress
         parts = run.split_output(progress.item_count) if progress.is_sent else None
-        if prepared is not None and parts is not None and (parts[1] or run.response.status == "cancelled"):
+        if prepared is not None and parts is not None and (parts[1] or run.response.status != "failed"):
             self.start(self._record_estimate(project, key_id, run, prepared, *parts))
         elif run.usage is not None:
             self.record(project, key_id, find_model(run.response, prepared), run.usage)
