@@ -88,6 +88,7 @@ def test_failed_response_has_the_status_of_its_error(error: AntiphonError) -> No
         (Failure("Too long.", "context_length_exceeded", "invalid_request_error", "input"), 400),
         (Failure("Not JSON.", "invalid_output", "model_error"), 500),
         (Failure("Silence.", "upstream_timeout"), 504),
+        (Failure("The server is shutting down.", "server_shutdown"), 503),
     ],
     ids=lambda value: getattr(value, "code", None),
 )

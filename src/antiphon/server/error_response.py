@@ -20,9 +20,10 @@ from antiphon.protocol.response import Response, ResponseError
 
 _STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited, QuotaExceeded)}
 _STORE_CODES = frozenset(kind.default_code for kind in (StoreUnavailable, StoreFull, StoreLost))
+_UNAVAILABLE_CODES = ("server_overloaded", "server_shutdown", "upstream_overloaded", "upstream_unavailable")
 _CODE_STATUSES = (
     {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)}
-    | dict.fromkeys(("server_overloaded", "upstream_overloaded", "upstream_unavailable"), Unavailable.status)
+    | dict.fromkeys(_UNAVAILABLE_CODES, Unavailable.status)
     | dict.fromkeys(_STORE_CODES, StoreUnavailable.status)
 )
 
