@@ -206,6 +206,12 @@ def test_variable_named_in_the_file_may_start_with_the_prefix() -> None:
         ('log_level = "loud"', "settings.toml: log_level: 'loud' is not one of debug, info, warning, error."),
         ("data_dir = 3", "settings.toml: data_dir: Expected `str`, got `int`."),
         ("prot = 1", "settings.toml: unknown setting 'prot'. Did you mean port?"),
+        ("[models]\nm = 1", "settings.toml: models.m: Expected `str | array`, got `int`."),
+        ("[backends]\nb = 1", "settings.toml: backends.b: Expected `object`, got `int`."),
+        (
+            '[mcp_servers.m]\nurl = "http://m"\nheaders = { x = 1 }',
+            "settings.toml: mcp_servers.m.headers.x: Expected `str`, got `int`.",
+        ),
         ("api_keys = 1", "settings.toml: api_keys: Expected `array`, got `int`."),
         ("[[api_keys]]\nkye = 'x'", "settings.toml: api_keys[0]: unknown setting 'kye'. Did you mean key?"),
         ("[[api_keys]]\nproject = 'x'", "settings.toml: api_keys[0]: set either key or key_env."),

@@ -92,6 +92,9 @@ def convert(value: Any, kind: Any, *, origin: str, strict: bool = True) -> Any:
     except msgspec.ValidationError as error:
         if kind is bool and not strict:
             raise ConfigError(f"{origin}: {value!r} is not one of true, false, 1, 0.") from None
+        if get_origin(kind) is dict and isinstance(value, Mapping):  # the error does not name the key
+            for name, each in value.items():
+                convert(each, get_args(kind)[1], origin=f"{origin}.{name}", strict=strict)
         raise ConfigError(describe_error(error, origin=origin)) from None
 
 

@@ -285,7 +285,7 @@ def test_idle_subjects_are_removed_when_there_are_many(clock: Clock, monkeypatch
         ("[projects.a.limits]\ncost_per_month = 0", "projects.a.limits.cost_per_month: Expected `float` > 0"),
         ("[projects.a.key_limits]\nqueued = 1", "projects.a.key_limits: unknown setting 'queued'"),
         ("[projects.a.limit]\nconcurrent = 1", "projects.a: unknown setting 'limit'. Did you mean limits?"),
-        ("[projects]\na = 1", "projects[...]: Expected `object`, got `int`"),
+        ("[projects]\na = 1", "projects.a: Expected `object`, got `int`"),
         ("[projects.a]\nlimits = 1", "projects.a.limits: Expected `object`, got `int`"),
         ("[prices]\nm = 1", "prices.m: expected a table, as in { input = 1.0, output = 4.0 }."),
         ("[prices.m]\ninput = 1", "prices.m: Object missing required field `output`"),
