@@ -1,6 +1,7 @@
 """New settings for a running server: keys, backends, models and limits change, and no stream is dropped."""
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from antiphon.config.settings import ApiKey, BackendSettings, Settings
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.server.reload import Reloader, hold_signal
 from antiphon.server.running_servers import ServerFile
+from antiphon.store.keys import generate_key
 from support.live_server import TIMEOUT, LiveServer, make_settings
 
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
@@ -216,12 +218,33 @@ def test_unusable_settings_change_nothing(serve: Serve, changes: dict[str, Any],
     assert ask(running, key="old") == "old"
 
 
+def test_reload_that_removes_the_last_key_logs_a_warning(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "antiphon.server.process")
+    running = serve({"default": "hi"}, api_keys=(ApiKey("old"),), backends={"scripted": make_backend("hi")})
+    for keys in [(ApiKey("new"),), (), ()]:
+        change(running, api_keys=keys)
+    assert [record.message for record in caplog.records if record.name == "antiphon.server.process"] == [
+        "api_keys: the server has no key any more: anyone who can reach 127.0.0.1 can use it"
+    ]
+
+
 def test_reload_without_keys_on_a_public_address_is_refused(serve: Serve) -> None:
     backends = {"scripted": make_backend("hi")}
     running = serve({"default": "hi"}, host="0.0.0.0", api_keys=(ApiKey("old"),), backends=backends)
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 is reachable from other machines"):
         change(running, api_keys=())
     assert running.ask("GET", "/v1/models").status == 401
+
+
+def test_reload_finds_a_key_that_was_stored_since_the_start(serve: Serve) -> None:
+    backends = {"scripted": make_backend("hi")}
+    running = serve({"default": "hi"}, host="0.0.0.0", api_keys=(ApiKey("old"),), backends=backends)
+    key, value = generate_key("p", "", ["inference"], created_at=1)
+    running.wait_for(lambda: running.engine.key_store.save_key(key))
+    assert change(running, api_keys=()).changed == ["api_keys"]
+    headers = {"Authorization": f"Bearer {value}"}
+    assert running.ask("GET", "/v1/models").status == 401
+    assert running.ask("GET", "/v1/models", headers=headers).status == 200
 
 
 def test_settings_that_need_a_restart_are_named_and_stay(serve: Serve) -> None:

@@ -111,8 +111,12 @@ class Authenticator:
 
         It is also read if the request has such a key: the request must not use the default project instead.
         """
-        is_due = self._monotonic() >= self._next_look_at
-        if self._store is None or not (is_due or KEY_PREFIX.encode() in headers.get(b"authorization", b"")):
+        if self._monotonic() >= self._next_look_at or KEY_PREFIX.encode() in headers.get(b"authorization", b""):
+            await self.search_store()
+
+    async def search_store(self) -> None:
+        """Require keys from now on if the store has one."""
+        if self._store is None:
             return
         self._next_look_at = self._monotonic() + CHECK_SECONDS
         try:

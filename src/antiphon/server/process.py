@@ -204,8 +204,13 @@ class Server(uvicorn.Server):
         async with self._reloading:
             changes = compare_settings(self.settings, fit_connections(settings, raise_descriptor_limit()))
             settings = changes.settings
-            has_stored_keys = self._app.authenticator.has_stored_keys
+            authenticator = self._app.authenticator
+            if not settings.api_keys and not authenticator.has_stored_keys:
+                await authenticator.search_store()  # a key may have been created since the start
+            has_stored_keys = authenticator.has_stored_keys
             warning = check_exposure(settings, has_stored_keys=has_stored_keys)
+            if self.settings.api_keys and not (settings.api_keys or has_stored_keys or warning):
+                warning = f"api_keys: the server has no key any more: anyone who can reach {settings.host} can use it"
             await reconfigure(self._engine, self.settings, settings)
             self._app.apply_settings(settings)
             self._limits.apply_settings(settings)
