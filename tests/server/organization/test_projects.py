@@ -115,10 +115,12 @@ def test_invalid_body_is_refused_with_its_field(
 
 
 @pytest.mark.parametrize(
-    "path", ["/organization/projects?after=nothing", "/organization/projects/ada/api_keys?limit=0"]
+    ("path", "param"),
+    [("/organization/projects?after=nothing", "after"), ("/organization/projects/ada/api_keys?limit=0", "limit")],
 )
-def test_invalid_page_is_refused(send: Send, path: str) -> None:
-    assert send("GET", path).status == 400
+def test_invalid_page_is_refused_with_its_parameter(send: Send, path: str, param: str) -> None:
+    answer = send("GET", path)
+    assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (400, param, "invalid_value")
 
 
 def test_settings_key_of_a_project_administers_only_that_project(make_admin: Admin, send: Send) -> None:

@@ -341,7 +341,9 @@ def _take_page(rows: Sequence[T], query: KeysQuery, is_listed: Callable[[T], boo
     if query.after is not None:
         positions = [position for position, row in enumerate(rows) if row.id == query.after]
         if not positions:
-            raise InvalidRequest(f"There is no element '{query.after}' in this list.", param="after")
+            raise InvalidRequest(
+                f"There is no element '{query.after}' in this list.", param="after", code="invalid_value"
+            )
         start = positions[0] + 1
     left = [row for row in rows[start:] if is_listed(row)]
     return left[: query.limit], len(left) > query.limit
