@@ -1,8 +1,11 @@
 """A server with several workers: its start, the death of a process, and its end."""
 
+import errno
+import http.client
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +39,27 @@ def test_dead_worker_is_started_again(tmp_path: Path) -> None:
         assert [model["id"] for model in connection.ask("GET", "/v1/models")["data"]] == ["scripted", "alias"]
         connection.close()
     assert "stopping 2 workers\n" in server.stop()
+
+
+def test_stopping_server_refuses_connections_while_a_response_runs(tmp_path: Path) -> None:
+    script = {"default": [{"text": "first "}, {"delay": 600}]}
+    server = KillableServer(tmp_path, script, workers=2, log_level="info", shutdown_grace_seconds=600)
+    body = json.dumps({"model": "scripted", "input": "hi", "stream": True})
+    with closing(http.client.HTTPConnection(server.address, timeout=TIMEOUT)) as client:
+        client.request("POST", "/v1/responses", body, {"Content-Type": "application/json"})
+        assert client.getresponse().readline() == b"event: response.created\n"
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until(lambda: is_refused(server.address))
+        server.end(signal.SIGTERM, status=128 + signal.SIGTERM)
+
+
+def is_refused(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=TIMEOUT).close()
+    except OSError as error:
+        return error.errno == errno.ECONNREFUSED
+    return False
 
 
 def test_workers_end_with_their_supervisor_which_has_no_engine(tmp_path: Path) -> None:

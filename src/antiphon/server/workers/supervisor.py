@@ -124,6 +124,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._listener = listener
+        self._url = format_url(listener)
         self._on_ready = on_ready
         self._load_settings = load_settings
         self._workers: dict[int, WorkerProcess] = {}
@@ -155,9 +156,8 @@ class Supervisor:
             return
         tasks = [first, *(loop.create_task(self._run_worker(number)) for number in numbers[1:])]
         await asyncio.gather(*self._started.values())
-        url = format_url(self._listener)
-        store_user = register_store_user(self._settings, url)
-        file = ServerFile.create(self._settings.data_dir / FOLDER, url)
+        store_user = register_store_user(self._settings, self._url)
+        file = ServerFile.create(self._settings.data_dir / FOLDER, self._url)
         reloader = Reloader(
             self._load_settings, self._apply_settings, file=file, on_hangup=lambda: self._stop(signal.SIGHUP)
         )
@@ -275,6 +275,8 @@ class Supervisor:
             os._exit(128 + number)
         logger.info("stopping %d workers", len(self._workers))
         self._stopping.set()
+        # Open here, the socket would accept connections that no worker serves.
+        self._listener.close()
         for worker in self._workers.values():
             worker.signal(signal.SIGTERM)
         bound = self._settings.shutdown_drain_seconds + self._settings.shutdown_grace_seconds + _KILL_SECONDS
