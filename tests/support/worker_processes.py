@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,6 +60,27 @@ def frozen(*pids: int) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def frozen_between_writes(pid: int, database: Path) -> Iterator[None]:
+    """Stop a process for a while, but not while it writes to a SQLite file: the others could not write to it."""
+    while True:
+        with frozen(pid):
+            if is_writable(database):
+                yield
+                return
+
+
+def is_writable(database: Path) -> bool:
+    """Return False if a process holds the lock of a SQLite file."""
+    with contextlib.closing(sqlite3.connect(database, timeout=0.1, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 def connect_to_each(server: KillableServer) -> list[WorkerConnection]:

@@ -4,13 +4,14 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.crashing_server import KillableServer, read_events, wait_until
 from support.prometheus import parse_metrics
-from support.worker_processes import WorkerConnection, connect_to_each, frozen, list_workers
+from support.worker_processes import WorkerConnection, connect_to_each, frozen_between_writes, list_workers
 
 WORDS = 12
 SCRIPT = {
@@ -21,9 +22,14 @@ STREAM = {"model": "scripted", "input": "slow", "stream": True}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("workers") / "store.db"
+
+
+@pytest.fixture(scope="module")
+def server(database: Path) -> Iterator[KillableServer]:
     settings = {"workers": 2, "metrics": True, "shutdown_grace_seconds": 0}
-    running = KillableServer(tmp_path_factory.mktemp("workers"), SCRIPT, **settings)
+    running = KillableServer(database.parent, SCRIPT, store=f"sqlite:///{database}", **settings)
     yield running
     running.stop()
 
@@ -63,11 +69,13 @@ def test_foreground_response_is_retrieved_and_cancelled_by_the_other_worker(work
     stream.read()
 
 
-def test_response_of_a_frozen_worker_is_not_unknown(server: KillableServer, workers: list[WorkerConnection]) -> None:
+def test_response_of_a_frozen_worker_is_not_unknown(
+    server: KillableServer, workers: list[WorkerConnection], database: Path
+) -> None:
     one, two = workers
     stream = one.request("POST", "/v1/responses", STREAM)
     response_id = read_until(stream, b"response.created")["response"]["id"]
-    with frozen(list_workers(server)[0]):
+    with frozen_between_writes(list_workers(server)[0], database):
         answer = two.request("GET", f"/v1/responses/{response_id}")
         error = json.loads(answer.read())["error"]
         assert (answer.status, error["code"], error["param"]) == (503, "node_unresponsive", "response_id")
@@ -85,11 +93,11 @@ def test_unknown_response_is_not_found_by_any_worker(workers: list[WorkerConnect
 
 
 def test_background_response_is_followed_and_cancelled_by_the_other_worker(
-    server: KillableServer, workers: list[WorkerConnection]
+    server: KillableServer, workers: list[WorkerConnection], database: Path
 ) -> None:
     one, two = workers
     body = {"model": "scripted", "input": "slow", "background": True}
-    with frozen(list_workers(server)[1]):  # the first worker claims it
+    with frozen_between_writes(list_workers(server)[1], database):  # the first worker claims it
         response_id = one.ask("POST", "/v1/responses", body)["id"]
         wait_until(lambda: one.ask("GET", f"/v1/responses/{response_id}")["status"] == "in_progress")
     stream = two.request("GET", f"/v1/responses/{response_id}?stream=true")
@@ -99,7 +107,7 @@ def test_background_response_is_followed_and_cancelled_by_the_other_worker(
     assert read_until(stream, b"response.incomplete")["response"]["status"] == "cancelled"
     cancelling.join()
     stream.read()
-    with frozen(list_workers(server)[1]):
+    with frozen_between_writes(list_workers(server)[1], database):
         response_id = one.ask("POST", "/v1/responses", body)["id"]
         wait_until(lambda: one.ask("GET", f"/v1/responses/{response_id}")["status"] == "in_progress")
     assert two.ask("POST", f"/v1/responses/{response_id}/cancel")["status"] == "cancelled"
