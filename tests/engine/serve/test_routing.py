@@ -164,6 +164,22 @@ async def test_last_error_is_raised_when_all_candidates_fail() -> None:
     assert (caught.value.message, caught.value.retry_after) == ("second", 3)
 
 
+class SendingStation(Station):
+    """A backend that notes if an earlier call may have begun, and sends its own."""
+
+    async def stream(self, turn: Turn) -> Deltas:
+        self.is_sent_before = turn.progress.is_sent
+        turn.progress.mark_sent()
+        return await super().stream(turn)
+
+
+async def test_call_of_a_failed_candidate_is_not_sent_any_more() -> None:
+    stations = [SendingStation("a", error=UpstreamError("down")), SendingStation("b")]
+    router = make_router(("a", stations[0]), ("b", stations[1]), names={"m": ["a", "b"]})
+    assert await ask(router, "m") == ("b", "b/m")
+    assert [station.is_sent_before for station in stations] == [False, False]
+
+
 FUNCTIONS = frozenset({"function"})
 FUNCTION, SEARCH, FILES = FunctionTool("f"), WebSearchTool(), FileSearchTool(["v"])
 PICTURE = Message("user", [InputImage(image_url="data:image/png;base64,aGk=")])

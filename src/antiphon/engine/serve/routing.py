@@ -109,6 +109,7 @@ class ModelRoute(msgspec.Struct, frozen=True):
                 reason = error.message
             except CandidateUnfit as error:
                 reason = str(error)
+            turn.progress.is_sent = False
             if candidate is not self.candidates[-1]:
                 logger.warning("%s cannot serve the request (%s); trying the next target", candidate.address, reason)
         assert failed is not None, "the first candidate is always able to serve the turn"
