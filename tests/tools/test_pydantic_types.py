@@ -143,6 +143,11 @@ class Box(Size):
     inner: Size | None
 
 
+class Listing(TypedDict, Generic[T]):
+    rows: list[T]
+    size: Annotated[int, Field(ge=1)]
+
+
 class Note:
     """An annotation that is of neither package."""
 
@@ -281,6 +286,7 @@ TEXT = {"type": "string", "description": "From the docstring."}
             {"value": 1, "rank": 1},
             "value",
         ),
+        (make(Listing[int]), {}, {"rows": [1], "size": 1}, "{'rows': [1], 'size': 1}", {"rows": [], "size": 0}, "size"),
         (make(pydantic.Secret[int]), {"type": "integer"}, 4, "Secret('**********')", "a", "valid integer"),
         (make(list[Amount]), {}, [1], "[1]", [0], "greater than or equal to 1"),
         (make(Few[int]), {}, [1, 2], "[1, 2]", [1, 2, 3], "at most 2 items"),

@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, NotRequired, Required, Union
+from typing import Annotated, Any, Generic, NotRequired, Required, Union
 
 import msgspec
 from msgspec import Meta
@@ -208,7 +208,10 @@ def _convert_typed_dicts(kind: Any, converted: dict[Any, Any]) -> Any:
     if sys.version_info >= (3, 12):
         return kind
     if not (type(kind).__module__ == "typing" and hasattr(kind, "__total__")):
-        return _rebuild(kind, tuple(_convert_typed_dicts(each, converted) for each in typing.get_args(kind)))
+        arguments = tuple(_convert_typed_dicts(each, converted) for each in typing.get_args(kind))
+        origin = typing.get_origin(kind)
+        is_generic = hasattr(origin, "__total__")
+        return _convert_typed_dicts(origin, converted)[arguments] if is_generic else _rebuild(kind, arguments)
     if kind not in converted:
         converted[kind] = kind
         hints: dict[str, Any] = {}
@@ -217,7 +220,10 @@ def _convert_typed_dicts(kind: Any, converted: dict[Any, Any]) -> Any:
             mark = Required if name in kind.__required_keys__ else NotRequired
             hints[name] = _convert_typed_dicts(hint if is_marked else mark[hint], converted)
         # pydantic depends on this package.
-        made = sys.modules["typing_extensions"].TypedDict(kind.__name__, hints)
+        bases: list[Any] = [sys.modules["typing_extensions"].TypedDict]
+        if parameters := getattr(kind, "__parameters__", ()):
+            bases.append(Generic[parameters])
+        made = types.new_class(kind.__name__, bases, {}, lambda names: names.update(__annotations__=hints))
         for attribute in ("__module__", "__doc__", "__pydantic_config__"):
             if hasattr(kind, attribute):
                 setattr(made, attribute, getattr(kind, attribute))
@@ -327,8 +333,7 @@ def _is_name(kind: Any) -> bool:
 def _has_own_parts(kind: Any) -> bool:
     """Return True for a type with fields, or a name of a type, that has annotations, types or defaults of pydantic."""
     definition = typing.get_origin(kind) or kind
-    # pydantic refuses a generic TypedDict before Python 3.12.
-    if not (_has_fields(kind) or dataclasses.is_dataclass(definition) or _is_name(definition)):
+    if not (_has_fields(definition) or _is_name(definition)):
         return False
     return any(
         is_field(each)
