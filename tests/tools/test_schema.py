@@ -4,6 +4,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import sys
 from typing import Annotated, Any, Literal, Optional
 
 import msgspec
@@ -129,6 +130,57 @@ def test_two_types_of_one_name_are_rejected() -> None:
 
 def test_tuple_is_decoded_without_strict_mode() -> None:
     assert JsonType(tuple[int, str], where="x", strict=False).decode('[1, "a"]') == (1, "a")
+
+
+def test_keys_of_an_object_are_decoded_as_numbers() -> None:
+    assert JsonType(dict[int, str], where="x", strict=False).decode('{"1": "a"}') == {1: "a"}
+
+
+class Move(msgspec.Struct, tag="move"):
+    speed: int = 5
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    speed: int | None
+
+
+class Circle(pydantic.BaseModel):
+    radius: int = 1
+
+
+class Ring(pydantic.BaseModel):
+    inner: int
+    radius: int | None
+
+
+class Many(pydantic.BaseModel):
+    parts: list[Circle]
+
+
+class One(pydantic.BaseModel):
+    parts: Circle
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        (One | Many, {"parts": [{"radius": None}]}, Many(parts=[Circle()])),
+        (Move | Stop, {"type": "stop", "speed": None}, Stop(None)),
+        (Move | Stop, {"type": "move", "speed": None}, Move()),
+        (Circle | Ring, {"inner": 3, "radius": None}, Ring(inner=3, radius=None)),
+        (Circle | Ring, {"radius": None}, Circle()),
+    ],
+)
+def test_null_that_is_a_default_in_another_option_of_a_union_stays(kind: Any, data: Any, value: Any) -> None:
+    assert JsonType(kind, where="k").convert(data) == value
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="msgspec supports aliases from Python 3.12")
+def test_alias_that_contains_itself_is_rejected() -> None:
+    names: dict[str, Any] = {}
+    exec("type Tree = dict[str, Tree] | int", names)
+    with pytest.raises(ConfigError, match="where: a type that contains itself must be a class, not an alias"):
+        JsonType(names["Tree"], where="where")
 
 
 class Cat(pydantic.BaseModel):

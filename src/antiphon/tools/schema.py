@@ -87,7 +87,8 @@ class JsonType:
         """
         try:
             given = _drop_nulls(value, self._loose, self._definitions)
-            converted = msgspec.convert(given, self._kind, dec_hook=validate_pydantic)
+            # The keys of a JSON object are texts, even if those of the type are numbers.
+            converted = msgspec.convert(given, self._kind, str_keys=True, dec_hook=validate_pydantic)
             if self._definitions:
                 _store_defaults(converted)
             return converted
@@ -146,6 +147,8 @@ def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
         raise ConfigError(f"{where}: {error}. Define or import it at the top of the module.") from None
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: a type that contains itself must be a class, not an alias.") from None
     return schema, definitions
 
 
@@ -325,7 +328,9 @@ def _allow_null(schema: JsonSchema) -> JsonSchema:
 def _drop_nulls(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) -> Any:
     """Return the value without nulls of optional properties: strict mode has no other way to omit one."""
     schema = _resolve(schema, definitions)
-    for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+    options = [_resolve(each, definitions) for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))]
+    # A property that is optional in one option may be required in another.
+    for option in [each for each in options if _fits(value, each)] or options:
         value = _drop_nulls(value, option, definitions)
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_drop_nulls(each, schema["items"], definitions) for each in value]
@@ -337,6 +342,17 @@ def _drop_nulls(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) 
         for name, each in value.items()
         if each is not None or name in required or name not in properties
     }
+
+
+def _fits(value: Any, schema: JsonSchema) -> bool:
+    """Return True if an object has the names of a schema, and its fixed values. The other values are not compared."""
+    properties = schema.get("properties")
+    if not isinstance(value, dict) or properties is None:
+        return False
+    fixed = {name: [each["const"]] if "const" in each else each.get("enum") for name, each in properties.items()}
+    return set(schema.get("required", ())) <= set(value) <= set(properties) and all(
+        each is None or fixed[name] is None or each in fixed[name] for name, each in value.items()
+    )
 
 
 def _store_defaults(value: Any) -> None:
