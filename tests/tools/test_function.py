@@ -5,8 +5,11 @@ import dataclasses
 import enum
 import functools
 import json
+import math
 import threading
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -19,6 +22,18 @@ from antiphon.tools.base import RunContext, Tool, ToolContext, ToolResult
 from antiphon.tools.function import tool
 
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
+
+
+class Name(str):
+    """A text, as HTML parsers return it."""
+
+
+class Ratio(float):
+    """A number, as NumPy returns it."""
+
+
+class Count(int):
+    pass
 
 
 class Unit(enum.Enum):
@@ -172,6 +187,10 @@ async def test_sync_function_runs_in_a_thread_with_its_context() -> None:
         (Rating(stars=3), '{"stars":3,"note":null}'),
         ([Rating(stars=3)], '[{"stars":3,"note":null}]'),
         (ToolResult("broken", is_error=True), "broken"),
+        (Name("Ada"), "Ada"),
+        ([Name("Ada"), Ratio(0.5), Count(3)], '["Ada",0.5,3]'),
+        (types.MappingProxyType({"path": Path("a/b")}), '{"path":"a/b"}'),
+        ({"name": Name("Ada"), "ratio": math.nan}, '{"name":"Ada","ratio":"NaN"}'),
     ],
 )
 async def test_return_value_is_encoded_as_text(returned: Any, output: str) -> None:

@@ -10,6 +10,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, overload
 
 import msgspec
@@ -30,6 +31,15 @@ Function = Callable[..., Any]
 _SECTION = re.compile(r"^(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _FIELD = re.compile(r"^:param\s+(?:[\w\[\], |]+\s+)?(\w+):\s*(.*)$")
+
+# Types whose subclasses msgspec does not encode, each with the function that makes a value of the type itself.
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (Mapping, dict),
+    (PurePath, str),
+)
 
 
 class CallableTool(Tool, Generic[P, R], frozen=True, kw_only=True):
@@ -85,7 +95,7 @@ def make_result(value: Any) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
-        return ToolResult(value)
+        return ToolResult(str.__str__(value))
     if isinstance(value, ContentPart):
         return ToolResult([value.to_part()])
     if isinstance(value, list | tuple) and any(issubclass(kind, ContentPart) for kind in set(map(type, value))):
@@ -96,7 +106,7 @@ def make_result(value: Any) -> ToolResult:
         encoded = encode_json(value)
         if b"null" not in encoded:
             return ToolResult(encoded.decode())
-    builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=encode_pydantic)
+    builtins = msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_other)
     return ToolResult(msgspec.json.encode(replace_unsupported(builtins)).decode())
 
 
@@ -106,8 +116,19 @@ def _make_parts(value: Any) -> list[dict[str, Any]]:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value that may contain models of pydantic."""
-    return msgspec.json.encode(value, enc_hook=encode_pydantic)
+    """Encode a value that may contain models of pydantic, and subclasses of texts and numbers such as NumPy has."""
+    return msgspec.json.encode(value, enc_hook=_encode_other)
+
+
+def _encode_other(value: Any) -> Any:
+    """Return a value that msgspec does not encode as one that it encodes."""
+    try:
+        return encode_pydantic(value)
+    except NotImplementedError:
+        make_plain = next((make for kind, make in _PLAIN if isinstance(value, kind)), None)
+        if make_plain is None:
+            raise
+        return make_plain(value)
 
 
 # Definition

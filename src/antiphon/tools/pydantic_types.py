@@ -222,7 +222,7 @@ def _convert_typed_dicts(kind: Any, converted: dict[Any, Any]) -> Any:
         # pydantic depends on this package.
         bases: list[Any] = [sys.modules["typing_extensions"].TypedDict]
         if parameters := getattr(kind, "__parameters__", ()):
-            bases.append(Generic[parameters])
+            bases.append(Generic[parameters])  # type: ignore[index]  # parameters that are known at runtime
         made = types.new_class(kind.__name__, bases, {}, lambda names: names.update(__annotations__=hints))
         for attribute in ("__module__", "__doc__", "__pydantic_config__"):
             if hasattr(kind, attribute):
