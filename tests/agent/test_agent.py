@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from antiphon.errors import PreviousResponseNotFound, RateLimited, UnsupportedPa
 from antiphon.ledger import Ledger
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.testing.scripted import ScriptedTransport
-from antiphon.tools.base import ToolContext
+from antiphon.tools.base import RunContext, ToolContext
 from support.scripted_model import DROP, ScriptedModel, UpstreamModel, call, open_scripted, outputs_of, usage
 
 
@@ -389,11 +390,33 @@ def plain(city: str) -> str:
         ),
         (lambda: Agent(model="m").run_stream("Hi.", settings={"input": "Hi."}), "settings: 'input' is the task"),
         (lambda: Agent(model="m", base_url="http://host/v1/responses"), "must not include /responses."),
+        (
+            lambda: Agent(model="m", base_url=cast(Any, Path("host"))),
+            "base_url: expected a text, got (Posix|Windows)Path.",
+        ),
     ],
 )
 def test_invalid_agent_options_are_rejected(make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make()
+
+
+class Markup(str):
+    """A text, as template engines return it."""
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+async def test_subclasses_of_texts_are_texts(in_process: ScriptedModel, ledger: Ledger, is_dynamic: bool) -> None:
+    def instruct(_: RunContext) -> str:
+        return Markup("Be brief.")
+
+    instructions = instruct if is_dynamic else Markup("Be brief.")
+    in_process.set_answers("Mild.", "Wet.")
+    agent = in_process.agent(name=Markup("a"), instructions=instructions)
+    outcome = await agent.run(Markup("Go."), ledger=ledger, run_id=Markup("r"), model=Markup("scripted"))
+    assert (outcome.kind, outcome.run_id, outcome.agent) == ("final", "r", "a")
+    assert (await agent.run([Markup("Go."), "On."])).text == "Wet."
+    assert [each["instructions"] for each in in_process.sent] == ["Be brief."] * 2
 
 
 # Synchronous runs and retries

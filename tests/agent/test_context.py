@@ -92,6 +92,12 @@ def test_deps_of_another_type_are_refused(deps: Any, message: str) -> None:
     assert (refusal.value.message, refusal.value.param) == (message, "deps")
 
 
+@pytest.mark.parametrize("kind", [Any, dict[str, int] | None, Shop | None])
+async def test_deps_that_may_be_missing_are_not_required(in_process: ScriptedModel, kind: Any) -> None:
+    in_process.set_answers("Done.")
+    assert (await in_process.agent(deps_type=kind).run("Go.")).kind == "final"
+
+
 async def test_resumed_run_gets_the_deps_that_are_passed_again(in_process: ScriptedModel, ledger: Ledger) -> None:
     @tool(needs_approval=True)
     def order(context: RunContext[Shop], product: str) -> str:

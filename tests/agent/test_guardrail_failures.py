@@ -102,7 +102,7 @@ def test_guardrail_that_is_not_callable_is_rejected(in_process: ScriptedModel) -
 def test_guardrails_must_be_a_list(in_process: ScriptedModel) -> None:
     def check(_: InputCheck) -> None: ...
 
-    with pytest.raises(ConfigError, match="guardrails: expected a list of functions, got function"):
+    with pytest.raises(ConfigError, match="input_guardrails: expected a list of functions, got function"):
         in_process.agent(input_guardrails=check)
     # A check of its functions would use it up, and then no guardrail would run.
     with pytest.raises(ConfigError, match="guardrails: expected a list of functions, got generator"):

@@ -15,6 +15,7 @@ from antiphon.agent.arguments import (
     check_deps,
     check_functions,
     check_hooks,
+    check_instructions,
     check_run,
     check_run_id,
     check_settings,
@@ -111,6 +112,8 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         result_guardrails: Sequence[ResultGuardrail] = (),
         state: ConversationState | None = None,
     ) -> None:
+        name, model = check_text(name, "name"), check_text(model, "model")
+        instructions = check_instructions(instructions)
         self.name, self.prices = name, prices
         self._deps_type = deps_type
         if state is not None:
@@ -120,9 +123,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
             raise ConfigError(f"conversation_state: {mode!r} is not one of client, server.")
         if history_filter is not None and mode == "server":
             raise ConfigError("history_filter: with conversation_state='server' the server has the history.")
-        check_text(name, "name")
-        check_text(model, "model")
-        check_agent_types(limits, prices, instructions)
+        check_agent_types(limits, prices)
         check_functions(history_filter=history_filter)
         check_settings(settings, mode)
         if transport is not None and not (base_url is None and api_key is None):
@@ -241,8 +242,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         history = read_history(given.get("history") or ())
         if arguments.session is not None and history:
             raise InvalidRequest("Pass either a session or a history, not both.", param="history")
-        run_id = given.get("run_id") or make_run_id()
-        check_run_id(run_id, arguments.ledger)
+        run_id = check_run_id(given.get("run_id") or make_run_id(), arguments.ledger)
         return self._make_runner().start([*history, *read_task(task)], run_id, arguments)
 
     def run_subagent(
@@ -367,7 +367,7 @@ class Agent(Generic[DepsT_contra, OutputT_co]):
         check_settings(settings, self._definition.conversation_state)
         model = options.get("model")
         if model is not None:
-            check_text(model, "model")
+            model = check_text(model, "model")
         overrides = Overrides(model, None if settings is None else dict(settings), limits)
         require_json(overrides, "settings")
         return RunArguments(

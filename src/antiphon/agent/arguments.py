@@ -6,7 +6,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -71,7 +71,7 @@ def make_run_id() -> str:
 def read_task(task: Any) -> list[JsonObject]:
     """Return the items of a task. Texts, images and files become one message of the user."""
     if isinstance(task, str):
-        return [{"role": "user", "content": task}]
+        return [{"role": "user", "content": str.__str__(task)}]
     if is_content(task):
         return [user_message(task)]
     if isinstance(task, Sequence) and task and all(map(is_content, task)):
@@ -93,13 +93,13 @@ def require_json(value: object, param: str) -> None:
 
 def check_deps(deps: object, deps_type: Any) -> None:
     """Raise InvalidRequest if the deps of a run are not those that its agent declares."""
-    if deps_type is None:
+    if deps_type in (None, Any):
         return
     try:
         fits = isinstance(deps, deps_type)
     except TypeError:
         # Protocols and generic types cannot be checked here.
-        fits = deps is not None
+        fits = deps is not None or type(None) in get_args(deps_type)
     if not fits:
         expected = getattr(deps_type, "__name__", str(deps_type))
         if deps is None:
@@ -168,13 +168,14 @@ def check_run(run: object) -> None:
         )
 
 
-def check_run_id(run_id: object, ledger: Ledger | None) -> None:
-    """Raise ConfigError for an id of a new run that is not a text, and InvalidRequest for one that a subagent may have.
+def check_run_id(run_id: object, ledger: Ledger | None) -> str:
+    """Return the id of a new run.
 
-    With a ledger, a run is stored under its id, and the runs of its subagents under the ids that are derived from it.
+    Raises ConfigError for an id that is not a text, and InvalidRequest for one that a subagent may have: with a ledger,
+    a run is stored under its id, and the runs of its subagents under the ids that are derived from it.
     """
-    check_text(run_id, "run_id")
-    first = None if ledger is None else find_first_run(str(run_id))
+    text = check_text(run_id, "run_id")
+    first = None if ledger is None else find_first_run(text)
     if first is not None:
         raise InvalidRequest(
             f"run_id: {run_id!r} has the form of the ids that the subagents of the run {first!r} get. "
@@ -182,6 +183,7 @@ def check_run_id(run_id: object, ledger: Ledger | None) -> None:
             param="run_id",
             code="invalid_run_id",
         )
+    return text
 
 
 def check_cancel(cancel: Any) -> None:
@@ -201,22 +203,30 @@ def check_types(ledger: object, session: object, limits: object) -> None:
         raise ConfigError(f"limits: expected Limits, got {type(limits).__name__}.")
 
 
-def check_text(value: object, where: str) -> None:
-    """Raise ConfigError if a value that the journal of a run stores is not a text, or has lone surrogates."""
+def check_text(value: object, where: str) -> str:
+    """Return a text that the journal of a run stores. Raises ConfigError for another type, and for lone surrogates."""
     if not isinstance(value, str):
         raise ConfigError(f"{where}: expected a text, got {type(value).__name__}.")
-    check_encodable(value, where)
+    # JSON does not encode subclasses.
+    text = str.__str__(value)
+    check_encodable(text, where)
+    return text
 
 
-def check_agent_types(limits: object, prices: object, instructions: object) -> None:
+def check_instructions(value: Any) -> Any:
+    """Return the instructions of an agent. Raises ConfigError for anything but a text, a function and None."""
+    if isinstance(value, str):
+        return check_text(value, "instructions")
+    if value is not None and not callable(value):
+        raise ConfigError(f"instructions: expected a text or a function, got {type(value).__name__}.")
+    return value
+
+
+def check_agent_types(limits: object, prices: object) -> None:
     """Raise ConfigError if one of these options of an agent is neither None nor of its type."""
     check_types(None, None, limits)
     if prices is not None and not isinstance(prices, Prices):
         raise ConfigError(f"prices: expected Prices, got {type(prices).__name__}.")
-    if instructions is not None and not isinstance(instructions, str) and not callable(instructions):
-        raise ConfigError(f"instructions: expected a text or a function, got {type(instructions).__name__}.")
-    if isinstance(instructions, str):
-        check_encodable(instructions, "instructions")
 
 
 def check_functions(**functions: object) -> None:

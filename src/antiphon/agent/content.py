@@ -117,7 +117,7 @@ def is_content(value: object) -> bool:
 
 def _make_part(content: Any, index: int) -> JsonObject:
     if isinstance(content, str):
-        return {"type": "input_text", "text": content}
+        return {"type": "input_text", "text": str.__str__(content)}
     if isinstance(content, ImageInput | FileInput):
         return content.to_part()
     if isinstance(content, Mapping) and str(content.get("type")).startswith("input_"):

@@ -155,7 +155,7 @@ class RunSetup:
             text = await _call(definition.make_instructions, context, "instructions", definition.name)
             if text is not None and not isinstance(text, str):
                 raise _make_error("instructions", definition.name, f"they returned {type(text).__name__}, not a string")
-            self._model.set_instructions(text)
+            self._model.set_instructions(None if text is None else str.__str__(text))
         if self._is_changing:
             made = await _call(self._load_tools, context, "tools", definition.name)
             try:

@@ -154,7 +154,10 @@ class Guardrails(Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             guardrails: Any = getattr(self, name)
             if not isinstance(guardrails, Sequence):
-                raise ConfigError(f"guardrails: expected a list of functions, got {type(guardrails).__name__}.")
+                raise ConfigError(
+                    f"{name.removesuffix('s')}_guardrails: expected a list of functions, "
+                    f"got {type(guardrails).__name__}."
+                )
             for each in guardrails:
                 if not callable(each):
                     raise ConfigError(f"{each!r} is not a guardrail: it cannot be called.")

@@ -30,8 +30,10 @@ _LAST_CLASSES = frozenset(codec.EVENTS.members[name] for name in _LAST)
 _unused_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
-def check_base_url(base_url: str, *, schemes: Sequence[str] = ("http://", "https://")) -> None:
-    """Raise ConfigError if the URL of a server has another scheme, no host, or the path of an endpoint."""
+def check_base_url(base_url: object, *, schemes: Sequence[str] = ("http://", "https://")) -> None:
+    """Raise ConfigError if the URL of a server is not a text, or has another scheme, no host or an endpoint's path."""
+    if not isinstance(base_url, str):
+        raise ConfigError(f"base_url: expected a text, got {type(base_url).__name__}.")
     if not base_url.startswith(tuple(schemes)):
         raise ConfigError(f"base_url: {base_url!r} must begin with {', '.join(schemes[:-1])} or {schemes[-1]}.")
     if not base_url.partition("://")[2].partition("/")[0].partition("?")[0]:
