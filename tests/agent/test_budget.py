@@ -61,6 +61,14 @@ async def test_calls_of_a_subagent_stop_at_the_limit_of_its_parent(scripted: Scr
     assert error_of(outputs_of(scripted.sent[5])[0][1]) == "The agent ended with budget: Mild so far."
 
 
+async def test_calls_of_subagents_at_the_same_time_stay_within_the_limit(in_process: ScriptedModel) -> None:
+    asks = [call("expert", {"input": each}, f"call_{each}") for each in ("Bern?", "Thun?")]
+    looks = [call("look_up", {"city": f"{number}"}, f"look_{number}") for number in range(3)]
+    in_process.set_answers(asks, looks, looks, "Mild.", "Mild.", "Enough.")
+    outcome = await make_agents(in_process, Limits(tool_calls=4)).run("How is it?")
+    assert (outcome.kind, outcome.text, outcome.tool_calls) == ("final", "Enough.", 4)
+
+
 async def test_agents_that_call_each_other_stop_at_the_limit_of_the_first(scripted: ScriptedModel) -> None:
     def choose_tools(_: RunContext) -> list[Tool]:
         return [agent.as_tool("expert", "Knows.")]

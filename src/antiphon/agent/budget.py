@@ -37,6 +37,9 @@ class Budget:
         self._prices = task.prices
         self._parent = parent.budget if parent is not None else None
         self._children: dict[tuple[int, str], Budget] = {}
+        self._reserved_turn = 0
+        self._reserved: set[str] = set()
+        """The tool calls of that turn that may be made. Those that have not begun are not in the state yet."""
         repeated = None if parent is None else parent.repeated
         self._counted = (repeated.spent if repeated is not None else UNSET) or _NOTHING
         self._counted_calls = (repeated.tool_calls if repeated is not None else UNSET) or 0
@@ -95,12 +98,24 @@ class Budget:
             return True
         return cost is not None and self._prices is not None and self._sum_cost(self._prices) >= cost
 
-    def has_calls_left(self, new_calls: int = 0) -> bool:
-        """Return True if a tool call after `new_calls` others is within the limits of this run and of its parents."""
+    def has_calls_left(self) -> bool:
+        """Return True if another tool call is within the limits of this run and of its parents."""
         limit = self._limits.tool_calls
-        if limit is not None and self.tool_calls + new_calls >= limit:
+        if limit is not None and self.tool_calls + self._count_waiting() >= limit:
             return False
-        return self._parent is None or self._parent.has_calls_left(new_calls)
+        return self._parent is None or self._parent.has_calls_left()
+
+    def reserve_call(self, call_id: str) -> None:
+        """Count a tool call from now on, before it begins: runs at the same time have the same limits."""
+        if self._reserved_turn != self._state.turns:
+            self._reserved_turn, self._reserved = self._state.turns, set()
+        self._reserved.add(call_id)
+
+    def _count_waiting(self) -> int:
+        """Return the number of reserved calls that have not begun, including those of subagents."""
+        is_current = self._reserved_turn == self._state.turns
+        own = len(self._reserved - self._state.started_calls) if is_current else 0
+        return own + sum(child._count_waiting() for child in self._list_running())
 
     def is_parent_used_up(self) -> bool:
         """Return True if the budget of a parent run is used up."""

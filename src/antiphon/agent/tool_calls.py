@@ -234,7 +234,7 @@ class ToolCalls:
         repeats: list[int] = []
         for call in calls:
             repeat = self._count_repeats(call, admitted)
-            if await self._admit(call, admitted, repeat):
+            if await self._admit(call, repeat):
                 admitted.append(call)
                 repeats.append(repeat)
         async with contextlib.aclosing(self._run_all(admitted, repeats)) as events:
@@ -253,10 +253,10 @@ class ToolCalls:
             async for event in events:
                 yield event
 
-    async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeat: int) -> bool:
+    async def _admit(self, call: ToolInvocation, repeat: int) -> bool:
         """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""
         tool = self._executor.tools.get(call.name)
-        refusal, consequence = self._find_refusal(call, tool, admitted, repeat)
+        refusal, consequence = self._find_refusal(call, tool, repeat)
         if tool is None and refusal is None:
             self._check_tool_is_not_needed(call)
         if refusal is not None:
@@ -267,6 +267,7 @@ class ToolCalls:
             reason: PendingReason = "may_have_happened" if self._may_have_happened(call) else "needs_approval"
             self.pending.append(self._journal.make_pending(call, reason))
             return False
+        self._budget.reserve_call(call.call_id)
         return True
 
     def _check_tool_is_not_needed(self, call: ToolInvocation) -> None:
@@ -279,9 +280,7 @@ class ToolCalls:
                 param="tools",
             )
 
-    def _find_refusal(
-        self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeat: int
-    ) -> tuple[str | None, Consequence]:
+    def _find_refusal(self, call: ToolInvocation, tool: Tool | None, repeat: int) -> tuple[str | None, Consequence]:
         """Return the reason not to run a call, if there is one, and its consequence for the run."""
         state = self._state
         verdict = state.verdicts.get(call.call_id)
@@ -291,8 +290,7 @@ class ToolCalls:
         if interrupted:
             is_reported = tool is not None and tool.on_interrupt == "tell" and verdict is None
             return (INTERRUPTED if is_reported else None), ""
-        new_calls = sum(each.call_id not in state.started_calls for each in admitted)
-        if call.call_id not in state.started_calls and not self._budget.has_calls_left(new_calls):
+        if call.call_id not in state.started_calls and not self._budget.has_calls_left():
             return LIMIT_REACHED, "budget"
         if repeat >= STOP_AT:
             return STOPPED, "no_progress"
