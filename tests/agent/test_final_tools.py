@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import pydantic
 import pytest
 
 from antiphon import Limits, ModelRetry, Replace, ToolResult, tool
@@ -33,6 +34,23 @@ async def test_result_is_the_output(scripted: ScriptedModel, kind: Any, output: 
     outcome = await scripted.agent(tools=[book], output_type=kind).run("Go.")
     assert (outcome.kind, outcome.output, outcome.text) == ("final", output, '{"number":2}')
     assert (outcome.turns, outcome.tool_calls, len(scripted.sent)) == (1, 1, 1)
+
+
+class Bill(pydantic.BaseModel):
+    total: int = pydantic.Field(alias="sum")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [(Bill, Bill(sum=3), '{"sum":3}'), (list[Bill], [Bill(sum=3)], '[{"sum":3}]')],
+)
+async def test_result_with_aliases_is_the_output(in_process: ScriptedModel, kind: Any, value: Any, text: str) -> None:
+    pay = tool(name="pay", description="Pay.", final=True)(_returning(value))
+    in_process.set_answers([call("pay", {})], [call("pay", {})])
+    outcome = await in_process.agent(tools=[pay], output_type=kind).run("Go.")
+    assert (outcome.kind, outcome.output, outcome.text) == ("final", value, text)
+    replaced = in_process.agent(tools=[pay], output_type=kind, output_guardrails=[lambda _: Replace(value)])
+    assert (await replaced.run("Go.")).output == value
 
 
 async def test_model_may_answer_without_the_tool(in_process: ScriptedModel) -> None:

@@ -28,6 +28,11 @@ class Apology:
 
 
 @dataclasses.dataclass
+class Excuse(Apology):
+    pass
+
+
+@dataclasses.dataclass
 class Rating:
     stars: Annotated[int, pydantic.Field(le=5)]
 
@@ -270,6 +275,13 @@ async def test_union_is_parsed_into_its_types(in_process: ScriptedModel, kind: A
     assert (outcome.kind, outcome.output) == ("final", output)
     schema = in_process.sent[0]["text"]["format"]["schema"]
     assert (schema["type"], schema["additionalProperties"]) == ("object", False)
+
+
+async def test_output_is_replaced_by_a_subclass_of_a_member(in_process: ScriptedModel) -> None:
+    in_process.set_answers('{"Weather": null, "Apology": {"reason": "Fog."}}')
+    agent = in_process.agent(output_type=Weather | Apology, output_guardrails=[lambda _: Replace(Excuse("Rain."))])
+    outcome = await agent.run("Go.")
+    assert (outcome.output, outcome.text) == (Excuse("Rain."), '{"Weather":null,"Apology":{"reason":"Rain."}}')
 
 
 async def test_constraint_of_pydantic_applies_within_a_union(in_process: ScriptedModel) -> None:

@@ -80,7 +80,9 @@ class ChoiceType:
         return self._type.schema
 
     def encode(self, value: Any) -> bytes:
-        return encode_json({name: value if type(value) is each else None for name, each in self._members.items()})
+        members = list(self._members.values())
+        kind = next((each for each in type(value).__mro__ if each in members), None)
+        return encode_json({name: value if each is kind else None for name, each in self._members.items()})
 
     def convert(self, data: Any) -> Any:
         """Return the value in decoded JSON. Raises msgspec.ValidationError."""

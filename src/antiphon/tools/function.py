@@ -101,7 +101,7 @@ def make_result(value: Any) -> ToolResult:
     if isinstance(value, list | tuple) and any(issubclass(kind, ContentPart) for kind in set(map(type, value))):
         return ToolResult([part for each in value for part in _make_parts(each)])
     if hasattr(value, "model_dump_json"):
-        return ToolResult(value.model_dump_json())
+        return ToolResult(value.model_dump_json(by_alias=True))
     with contextlib.suppress(UnicodeEncodeError):
         encoded = encode_json(value)
         if b"null" not in encoded:

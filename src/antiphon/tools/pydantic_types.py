@@ -92,12 +92,15 @@ def validate_pydantic(kind: Any, value: Any) -> Any:
 
 
 def encode_pydantic(value: Any) -> Any:
-    """Return a value of pydantic as JSON data. Raises NotImplementedError for any other value."""
+    """Return a value of pydantic as JSON data, with the aliases that it is validated with.
+
+    Raises NotImplementedError for any other value.
+    """
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True)
     kind: Any = type(value)
     if "pydantic" in sys.modules and _is_own_type(kind):
-        return _make_type_adapter(kind).dump_python(value, mode="json")
+        return _make_type_adapter(kind).dump_python(value, mode="json", by_alias=True)
     raise NotImplementedError(f"A value of type {kind.__name__} cannot be encoded as JSON.")
 
 
