@@ -389,6 +389,14 @@ def test_wrong_arguments_of_a_program_are_refused() -> None:
     environment: Any = {"DEBUG": 1}
     with pytest.raises(ConfigError, match=r"'python' cannot be started: env\.DEBUG: Input should be a valid string\."):
         McpServer.stdio("python", env=environment)
+    names: Any = "add"
+    with pytest.raises(ConfigError, match=r"allow: expected a list of names, got a text. Use \['add'\]."):
+        McpServer.stdio("python", allow=names)
+
+
+async def test_program_and_its_arguments_can_be_paths(tmp_path: Path) -> None:
+    async with McpServer.stdio(Path(sys.executable), [PROGRAM, tmp_path, "modern"]) as server:
+        assert "add" in [each.name for each in server.tools]
 
 
 def test_tools_of_a_server_that_was_not_connected_are_an_error() -> None:

@@ -86,6 +86,10 @@ class McpServer:
         unknown = next((option for option in options if option not in McpOptions.__annotations__), None)
         if unknown is not None:
             raise TypeError(f"got an unexpected keyword argument '{unknown}'")
+        allowed: object = options.get("allow")
+        if isinstance(allowed, str):
+            # It would allow every tool whose name is a part of it.
+            raise ConfigError(f"allow: expected a list of names, got a text. Use [{allowed!r}].")
         self._name = name
         self._connect = connect
         self._options = options
@@ -97,8 +101,8 @@ class McpServer:
     @classmethod
     def stdio(
         cls,
-        command: str,
-        args: Sequence[str] = (),
+        command: str | Path,
+        args: Sequence[str | Path] = (),
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,

@@ -119,13 +119,16 @@ def load_package() -> None:
     get_tls_context()
 
 
-def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | None, cwd: str | Path | None) -> Connect:
+def connect_stdio(
+    command: str | Path, args: Sequence[str | Path], env: Mapping[str, str] | None, cwd: str | Path | None
+) -> Connect:
     from mcp import StdioServerParameters, stdio_client
 
     if isinstance(args, str):
         raise ConfigError(f"args: expected a list of texts, got a text. Use [{args!r}].")
     try:
-        parameters = StdioServerParameters(command=command, args=list(args), env=dict(env) if env else None, cwd=cwd)
+        program, *rest = [str(each) if isinstance(each, Path) else each for each in (command, *args)]
+        parameters = StdioServerParameters(command=program, args=rest, env=dict(env) if env else None, cwd=cwd)
     except ValueError as error:
         raise ConfigError(
             f"The MCP server '{command}' cannot be started: {describe_validation_error(error)}."
