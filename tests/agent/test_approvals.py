@@ -69,6 +69,16 @@ async def test_denied_call_is_not_run_and_the_model_reads_the_reason(
     assert [event.is_error for event in events if isinstance(event, ToolFinished)] == [True]
 
 
+async def test_lone_surrogates_in_the_reason_of_a_denial_are_replaced(
+    in_process: ScriptedModel, ledger: Ledger
+) -> None:
+    in_process.set_answers([PAY], "I see.")
+    agent = in_process.agent(tools=[make_pay([])])
+    await agent.run("Go.", ledger=ledger, run_id="run_1")
+    await agent.resume("run_1", approvals={"call_p": "caf\udce9"}, ledger=ledger)
+    assert outputs_of(in_process.sent[1]) == [("call_p", '{"error":"caf?"}')]
+
+
 async def test_approved_call_waits_for_its_tool(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
     in_process.set_answers([PAY], "Done.")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon import ConfigError, RunEnded, ToolContext, ToolFinished, ToolResult, read_run, tool
-from antiphon.agent.guardrails import Block, InputCheck, Replace, ResultCheck
+from antiphon.agent.guardrails import Block, InputCheck, OutputCheck, Replace, ResultCheck
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger
@@ -142,6 +142,30 @@ async def test_lone_surrogates_in_a_replaced_value_are_replaced(
     outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
     assert (outcome.kind, "caf?" in f"{outcome.history} {outcome.text}") == ("final", True)
     assert (await read_run(ledger, "run_1")).history == outcome.history
+
+
+@pytest.mark.parametrize("stage", ["input", "output", "call", "result"])
+async def test_lone_surrogates_in_an_exception_are_replaced(in_process: ScriptedModel, stage: str) -> None:
+    def check(_: object) -> None:
+        raise ValueError("caf\udce9")
+
+    ledger = MemoryLedger()
+    in_process.set_answers(*[[LOOK], "Mild."] if stage in ("call", "result") else ["Mild."])
+    agent = in_process.agent(tools=[look_up], **{f"{stage}_guardrails": [check]})
+    outcome = await agent.run("Go.", ledger=ledger, run_id="run_1")
+    assert outcome.error == RunError("guardrail_failed", "The guardrail 'check' failed: ValueError: caf?.")
+    assert (await read_run(ledger, "run_1")).error == outcome.error
+
+
+async def test_lone_surrogates_in_a_message_to_the_model_are_replaced(in_process: ScriptedModel) -> None:
+    def check(_: OutputCheck) -> None:
+        raise ModelRetry("caf\udce9")
+
+    in_process.set_answers("Mild.", "Wet.")
+    outcome = await in_process.agent(output_guardrails=[check]).run("Go.")
+    assert outcome.error is not None
+    assert outcome.error.message == "The answer was not accepted: caf?"
+    assert in_process.sent[1]["input"][-1]["content"] == "caf?"
 
 
 async def test_replaced_result_with_invalid_fields_is_a_failure(in_process: ScriptedModel) -> None:

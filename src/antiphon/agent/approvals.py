@@ -10,6 +10,7 @@ from antiphon.agent.entries import Verdict
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Tool, ToolInvocation
+from antiphon.tools.executor import replace_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def make_verdicts(approvals: Mapping[str, Approval] | None) -> list[Verdict]:
             message = f"The approval of the call '{call_id}' must be True, False or a reason to decline it."
             raise InvalidRequest(message, param="approvals")
     return [
-        Verdict(call_id, approval is True, approval if isinstance(approval, str) else "")
+        Verdict(call_id, approval is True, replace_surrogates(approval) if isinstance(approval, str) else "")
         for call_id, approval in given.items()
     ]
 

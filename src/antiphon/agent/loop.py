@@ -60,6 +60,7 @@ from antiphon.ledger import RunTaken
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ModelRetry, ToolContext
+from antiphon.tools.executor import replace_surrogates
 from antiphon.upstream.error_mapping import PERMANENT_CODES
 
 logger = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ class Loop:
             replaced = await self._stop_timer.wait(partial(participant.guardrails.check_output, check))
         except ModelRetry as retry:
             self._withholds_answer = False
-            return self._steps.send_back(end, str(retry))
+            return self._steps.send_back(end, replace_surrogates(str(retry)))
         if replaced is not None:
             await self._journal.write(OutputReplacedEntry(encode_output(participant.task, replaced.value)))
         self._withholds_answer = False
@@ -370,7 +371,8 @@ def _make_end(reason: Stop | Blocked | AntiphonError) -> End:
         case Blocked():
             return make_blocked_end(reason.stage, reason.reason)
         case _:
-            return End("failed", error=RunError(reason.code or reason.type, reason.message))
+            # The message may be that of a function of the program, with the name of a file.
+            return End("failed", error=RunError(reason.code or reason.type, replace_surrogates(reason.message)))
 
 
 def _make_event(run_id: str, delta: CallDelta | RawModelEvent) -> RunEvent:
