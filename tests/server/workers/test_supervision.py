@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from antiphon.config.settings import Settings
+from antiphon.server.running_servers import FOLDER, find_server
 from antiphon.server.workers.messages import (
     Answers,
     Channel,
@@ -62,18 +63,24 @@ class SimulatedWorker:
 
 
 class Simulation:
-    """Replaces the start of processes. `failures` are the errors of the next starts by the number of the worker."""
+    """Replaces the start of processes.
+
+    By the number of the worker, `failures` are the errors of the next starts, and `before_start` are calls before each.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workers: dict[int, SimulatedWorker] = {}
         self.starts: list[tuple[int, int]] = []
         self.failures: dict[int, OSError] = {}
+        self.before_start: dict[int, Callable[[], Awaitable[None]]] = {}
         self.started = asyncio.Condition()
         monkeypatch.setattr(WorkerProcess, "start", self._start)
 
     async def _start(self, number: int, settings: Settings, listener: socket.socket) -> WorkerProcess:
         if number in self.failures:
             raise self.failures.pop(number)
+        if number in self.before_start:
+            await self.before_start[number]()
         ours, theirs = socket.socketpair()
         worker = self.workers[number] = SimulatedWorker(theirs)
         await worker.start()
@@ -153,6 +160,29 @@ async def test_worker_started_during_a_reload_gets_the_new_settings(simulation: 
     await run_supervisor(tmp_path, make_settings, use)
     assert simulation.starts == [(1, 1), (2, 1), (2, 1)]
     assert [settings.queued for settings in simulation.workers[2].settings] == [7]
+
+
+async def test_server_can_be_reloaded_while_its_other_workers_start(simulation: Simulation, tmp_path: Path) -> None:
+    loaded = asyncio.Event()
+
+    def load() -> Settings:
+        loaded.set()
+        settings: Settings = make_settings(data_dir=tmp_path)
+        return replace(settings, workers=2, queued=7)
+
+    async def reload() -> None:
+        if find_server(tmp_path / FOLDER, os.getpid()) is not None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await loaded.wait()
+
+    async def use(_: Supervisor) -> None:
+        async with simulation.started:
+            await simulation.started.wait_for(lambda: len(simulation.starts) == 2)
+
+    simulation.before_start[2] = reload
+    await run_supervisor(tmp_path, load, use)
+    assert simulation.starts == [(1, 1), (2, 1)]
+    assert [settings.queued for settings in simulation.workers[1].settings] == [7]
 
 
 async def test_question_is_not_sent_to_a_worker_that_starts() -> None:

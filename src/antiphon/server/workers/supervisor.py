@@ -155,17 +155,18 @@ class Supervisor:
             first.result()
             return
         tasks = [first, *(loop.create_task(self._run_worker(number)) for number in numbers[1:])]
-        await asyncio.gather(*self._started.values())
+        # The first worker serves requests already, so the server must be found: `antiphon reload`, a second server.
         store_user = register_store_user(self._settings, self._url)
         file = ServerFile.create(self._settings.data_dir / FOLDER, self._url)
         reloader = Reloader(
             self._load_settings, self._apply_settings, file=file, on_hangup=lambda: self._stop(signal.SIGHUP)
         )
         reloader.start()
-        ready = self._started[1].result()
-        if ready is not None and not self._stopping.is_set():
-            self._on_ready(ready)
         try:
+            await asyncio.gather(*self._started.values())
+            ready = self._started[1].result()
+            if ready is not None and not self._stopping.is_set():
+                self._on_ready(ready)
             await asyncio.gather(*tasks)
         finally:
             reloader.close()
