@@ -1,6 +1,7 @@
 """Attempts that take over runs: released runs, damaged logs, and models that this process does not serve."""
 
 import asyncio
+import gc
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -15,6 +16,7 @@ from antiphon.backends.scripted.backend import ScriptedBackend
 from antiphon.engine.background import attempt
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
+from antiphon.engine.respond.run import Run
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import ModelNotFound, ServerError
 from antiphon.protocol import codec
@@ -95,6 +97,18 @@ async def test_turn_is_suspect_after_its_process_died(
     harness.backend.release("gate")
     assert judge(await read(harness, response_id)).status == "completed"
     assert [turn.is_suspect for turn in served] == [interruptions > 0]
+
+
+async def test_ended_background_run_is_freed_without_garbage_collection(harness: EngineHarness) -> None:
+    gc.disable()
+    try:
+        queued = await harness.ask(background=True)
+        assert judge(await read(harness, queued.response.id)).status == "completed"
+        await harness.engine.close()
+        runs = [each.begun.id for each in gc.get_objects() if isinstance(each, Run)]
+        assert queued.response.id not in runs
+    finally:
+        gc.enable()
 
 
 # Damaged logs

@@ -156,6 +156,8 @@ class Attempt:
                 raise
             logger.exception("a background response was given up", extra={"response_id": self._claimed.response_id})
             await self._give_up()
+        finally:
+            self._run = None  # refers to this attempt: the garbage collector would free both much later
 
     async def _begin(self) -> None:
         stored = self._stored = await self._store.load(self._claimed.project, self._claimed.response_id)
