@@ -31,7 +31,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
                 UsageRow(minute, "team-b", "", "gpt-small", 1, 10, 0, 5, 0.0),
                 UsageRow(minute - 2 * DAY, "team-a", "key_2", "gpt-large", 1, 500, 0, 100, 1.5),
                 UsageRow(minute - 9 * DAY, "team-a", "key_2", "gpt-large", 1, 9, 9, 9, 9.0),
-            ]
+            ],
+            write_id="1",
         )
         await store.close()
 
@@ -65,7 +66,8 @@ def test_names_in_the_table_are_shortened_to_fit_the_terminal(
         await store.open()
         model = "org/a-model-with-a-name-of-forty-five-charact"
         await store.add_usage(
-            [UsageRow(NOW + DAY, "p", "", model, 7000, 318_220_000, 98_304_000, 75_410_000, 1234.0617)]
+            [UsageRow(NOW + DAY, "p", "", model, 7000, 318_220_000, 98_304_000, 75_410_000, 1234.0617)],
+            write_id="2",
         )
         await store.close()
 
@@ -144,7 +146,7 @@ def test_terminal_controls_in_names_are_not_printed(url: str, capsys: pytest.Cap
     async def fill() -> None:
         store = locate_store(url)
         await store.open()
-        await store.add_usage([UsageRow(NOW, "p", "", "\x1b[2J" + "x" * 50, 1, 1, 0, 1, 0.0)])
+        await store.add_usage([UsageRow(NOW, "p", "", "\x1b[2J" + "x" * 50, 1, 1, 0, 1, 0.0)], write_id="2")
         await store.close()
 
     asyncio.run(fill())

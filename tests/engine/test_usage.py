@@ -39,11 +39,11 @@ class FailingStore(MemoryStore):
         super().__init__()
         self.written = asyncio.Event()
 
-    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
+    async def add_usage(self, rows: Sequence[UsageRow], *, write_id: str) -> None:
         if self.is_down or (self.fails_after is not None and self.writes >= self.fails_after):
             raise StoreUnavailable("The store is down.")
         self.writes += 1
-        await super().add_usage(rows)
+        await super().add_usage(rows, write_id=write_id)
         self.written.set()
 
 
@@ -105,10 +105,10 @@ class RefusingStore(FailingStore):
         super().__init__()
         self.refused = set(refused)
 
-    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
+    async def add_usage(self, rows: Sequence[UsageRow], *, write_id: str) -> None:
         if self.refused & {row.model for row in rows}:
             raise ServerError("a row is refused")
-        await super().add_usage(rows)
+        await super().add_usage(rows, write_id=write_id)
 
 
 async def test_refused_row_does_not_lose_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +161,8 @@ async def test_long_failure_joins_usage_instead_of_losing_it(
     store.is_down = True
     now = float(NOW // HOUR * HOUR)
     recorder = UsageRecorder(store, {}, now=lambda: now)
+    recorder.record("p", "", "a", SPENT)
+    assert await recorder.flush() is False  # this write is repeated as it is
     for model in ("a", "b", "c"):
         for _ in range(3):
             recorder.record("p", "", model, SPENT)
@@ -174,7 +176,7 @@ async def test_long_failure_joins_usage_instead_of_losing_it(
     store.is_down = False
     assert await recorder.flush() is True
     totals = [(row.project, row.model, row.requests) for row in await store.list_usage(0, 2**40, width=HOUR)]
-    assert totals == [("p", "other", 11), ("q", "other", 2)]
+    assert totals == [("p", "a", 1), ("p", "other", 11), ("q", "other", 2)]
 
 
 async def test_number_of_recorded_models_of_a_project_is_bounded(
@@ -216,10 +218,10 @@ async def test_cancelled_flush_still_writes_its_usage(store: FailingStore, monke
     started, gate = asyncio.Event(), asyncio.Event()
     write = store.add_usage
 
-    async def wait_and_write(rows: Sequence[UsageRow]) -> None:
+    async def wait_and_write(rows: Sequence[UsageRow], *, write_id: str) -> None:
         started.set()
         await gate.wait()
-        await write(rows)
+        await write(rows, write_id=write_id)
 
     monkeypatch.setattr(store, "add_usage", wait_and_write)
     recorder = UsageRecorder(store, {}, now=lambda: NOW)

@@ -10,7 +10,7 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.keys import StoredKey
 from antiphon.store.location import locate_store
-from antiphon.store.usage import StoredProject, UsageRow
+from antiphon.store.usage import StoredProject
 
 MakeStored = Callable[..., StoredResponse]
 
@@ -65,7 +65,7 @@ CALLS = {
     "rotate_key": lambda store, _: store.rotate_key("key_1", b"e", None),
     "record_key_use": lambda store, _: store.record_key_use("key_1", 1, interval=60),
     "delete_prompt": lambda store, _: store.delete_prompt("p", "pmpt_1"),
-    "add_usage": lambda store, _: store.add_usage([UsageRow(60, "p", "key_1", "m", 1, 1, 0, 1, 0.0)]),
+    "add_usage": lambda store, _: store.add_usage([], write_id="1"),
     "list_usage": lambda store, _: store.list_usage(0, 60, width=60),
     "read_spending": lambda store, _: store.read_spending(0),
     "roll_up_usage": lambda store, _: store.roll_up_usage(60),

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from antiphon.errors import AntiphonError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
 from antiphon.store.base import Store
@@ -33,15 +34,37 @@ FIRST = UsageRow(START, "p", "key_1", "m", 1, 10, 4, 5, 0.25)
 
 async def test_usage_of_one_period_key_and_model_is_added_up(store: Store) -> None:
     other = FIRST._replace(model="n")
-    await store.add_usage([FIRST, other])
-    await store.add_usage([FIRST._replace(requests=2, cost=0.5)])
+    await store.add_usage([FIRST, other], write_id="1")
+    await store.add_usage([FIRST._replace(requests=2, cost=0.5)], write_id="2")
     both = UsageRow(START, "p", "key_1", "m", 3, 20, 8, 10, 0.75)
     assert await store.list_usage(START, START + MINUTE, width=MINUTE) == [both, other]
 
 
+async def test_repeated_write_of_usage_adds_nothing_for_a_day(store: Store, clock: Clock) -> None:
+    for _ in range(2):
+        await store.add_usage([FIRST], write_id="1")
+        await store.expire(clock.time + DAY - 1)
+    await store.add_usage([FIRST], write_id="2")
+    assert await store.list_usage(START, START + MINUTE, width=MINUTE) == [
+        FIRST._replace(requests=2, input_tokens=20, cached_tokens=8, output_tokens=10, cost=0.5)
+    ]
+    assert await store.read_spending(find_month(START)) == [Spending("p", "key_1", 30, 0.5)]
+    await store.expire(clock.time + DAY)
+    await store.add_usage([FIRST], write_id="1")
+    assert await store.read_spending(find_month(START)) == [Spending("p", "key_1", 45, 0.75)]
+
+
+async def test_refused_write_of_usage_can_be_repeated(store: Store) -> None:
+    with pytest.raises((AntiphonError, OverflowError)):
+        await store.add_usage([FIRST, FIRST._replace(started_at=2**80)], write_id="1")
+    await store.add_usage([FIRST], write_id="1")
+    assert await store.list_usage(0, 2**40, width=MINUTE) == [FIRST]
+    assert await store.read_spending(find_month(START)) == [Spending("p", "key_1", 15, 0.25)]
+
+
 async def test_usage_is_listed_in_wider_periods_within_its_range(store: Store) -> None:
     times = (START - MINUTE, START, START + 59 * MINUTE, START + HOUR, START + 2 * HOUR)
-    await store.add_usage([FIRST._replace(started_at=each) for each in times])
+    await store.add_usage([FIRST._replace(started_at=each) for each in times], write_id="1")
     rows = await store.list_usage(START, START + 2 * HOUR, width=HOUR)
     assert [(row.started_at, row.requests) for row in rows] == [(START, 2), (START + HOUR, 1)]
     days = await store.list_usage(START - DAY, START + DAY, width=DAY)
@@ -51,8 +74,8 @@ async def test_usage_is_listed_in_wider_periods_within_its_range(store: Store) -
 async def test_spending_has_the_totals_of_one_month(store: Store) -> None:
     month = find_month(START)
     before = FIRST._replace(started_at=month - MINUTE)
-    await store.add_usage([FIRST, FIRST._replace(model="n"), FIRST._replace(key_id=""), before])
-    await store.add_usage([FIRST])
+    await store.add_usage([FIRST, FIRST._replace(model="n"), FIRST._replace(key_id=""), before], write_id="1")
+    await store.add_usage([FIRST], write_id="2")
     assert await store.read_spending(month) == [Spending("p", "", 15, 0.25), Spending("p", "key_1", 45, 0.75)]
     assert await store.read_spending(find_month(month - 1)) == [Spending("p", "key_1", 15, 0.25)]
 
@@ -61,7 +84,7 @@ async def test_old_usage_is_joined_to_hours_and_very_old_usage_deleted(store: St
     now = START + ROLL_UP_SECONDS + HOUR + 5
     ancient = FIRST._replace(started_at=now - RETENTION_SECONDS - 2 * DAY)
     times = (START, START + MINUTE, START + 2 * MINUTE, START + HOUR, START + HOUR + MINUTE)
-    await store.add_usage([ancient, *(FIRST._replace(started_at=each) for each in times)])
+    await store.add_usage([ancient, *(FIRST._replace(started_at=each) for each in times)], write_id="1")
     for _ in range(2):
         await store.roll_up_usage(now)
         rows = await store.list_usage(0, now, width=MINUTE)
@@ -75,7 +98,8 @@ async def test_usage_is_joined_once_by_several_processes(store_url: str) -> None
     stores = [locate_store(store_url) for _ in range(3)]
     for store in stores:
         await store.open()
-    await stores[0].add_usage([FIRST._replace(started_at=START + number * MINUTE) for number in range(1, 60)])
+    rows = [FIRST._replace(started_at=START + number * MINUTE) for number in range(1, 60)]
+    await stores[0].add_usage(rows, write_id="1")
     now = START + ROLL_UP_SECONDS + 2 * HOUR
     await asyncio.gather(*(store.roll_up_usage(now) for store in stores))
     assert [row[:5] for row in await stores[0].list_usage(0, now, width=MINUTE)] == [(START, "p", "key_1", "m", 59)]

@@ -2,10 +2,14 @@
 
 Usage is counted in memory when a response ends and written to the store in batches. If the process is killed, it loses
 at most the usage of the last `FLUSH_SECONDS`.
+
+A write that fails may have been stored, if only the answer was lost. It is repeated with its id, before any newer
+usage, so that the store adds its rows only once.
 """
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -46,7 +50,7 @@ _MAX_NAMES = 100_000
 # With this number of rows, they are written at once.
 _MAX_ROWS = 1000
 # While the store fails, the rows wait for the next attempt. With more of them, the minutes of an hour are joined, then
-# the models of a key. The rest is bounded by the number of keys.
+# the models of a key. The rest is bounded by the number of keys. The rows of the unconfirmed write do not count.
 _MAX_HELD_ROWS = 100_000
 # If the store has refused this number of single rows and accepted none, it would refuse the others, too.
 _MAX_REFUSED = 10
@@ -59,6 +63,14 @@ class Charge(NamedTuple):
     key_id: str
     tokens: int
     cost: float
+
+
+class _Batch:
+    """Rows that are written in one transaction, and the id by which the store recognises a repetition."""
+
+    def __init__(self, rows: Sequence[UsageRow]) -> None:
+        self.rows = rows
+        self.write_id = secrets.token_hex(16)
 
 
 class UsageRecorder:
@@ -81,6 +93,7 @@ class UsageRecorder:
         self._sealer = sealer
         self._now = now
         self._rows: dict[tuple[int, str, str, str], UsageRow] = {}
+        self._unconfirmed: _Batch | None = None  # the last write, if it may or may not have been stored
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
@@ -177,60 +190,61 @@ class UsageRecorder:
         return await asyncio.shield(self.start(self._flush(on_taken)))
 
     async def _flush(self, on_taken: Callable[[], None] | None) -> bool:
-        if self._lock.locked():
-            async with self._lock:
-                pass
-        rows, self._rows = self._rows, {}
-        if on_taken is not None:
-            on_taken()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         async with self._lock:
-            if not rows:
+            rows, self._rows = self._rows, {}
+            if on_taken is not None:
+                on_taken()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            waiting = [_Batch(list(rows.values()))] if rows else []
+            if self._unconfirmed is not None:
+                waiting.append(self._unconfirmed)
+            if not waiting:
                 return True
-            is_written = await self._write(list(rows.values()))
+            is_written = await self._write(waiting)
         if is_written:
             await self._roll_up()
         return is_written
 
-    async def _write(self, rows: list[UsageRow]) -> bool:
-        """Write rows. Return False if one of them was not written.
+    async def _write(self, waiting: list[_Batch]) -> bool:
+        """Write batches, the last one first. Return False if a row was not written.
 
         All rows are written later if the store fails, or refuses all of them. If it refuses only some, these are lost.
         """
-        waiting, refused, has_written = [rows], dict[UsageRow, Exception](), False
+        refused, has_written = list[tuple[UsageRow, Exception]](), False
+        self._unconfirmed = None
         while waiting and (has_written or len(refused) < _MAX_REFUSED):
             batch = waiting.pop()
             try:
-                await self._store.add_usage(batch)
+                await self._store.add_usage(batch.rows, write_id=batch.write_id)
             except Unavailable as error:  # the store logs its failures
                 logger.debug("the usage was not written yet: %s", error)
-                waiting.append(batch)
+                self._unconfirmed = batch
                 break
-            except Exception as error:
-                middle = len(batch) // 2
+            except Exception as error:  # nothing of the batch is stored
+                middle = len(batch.rows) // 2
                 if middle:
-                    waiting += [batch[middle:], batch[:middle]]
+                    waiting += [_Batch(batch.rows[middle:]), _Batch(batch.rows[:middle])]
                 else:
-                    refused[batch[0]] = error
+                    refused.append((batch.rows[0], error))
             else:
                 has_written = True
-        if refused and not has_written:
-            waiting.append(list(refused))
         self._log_refused(refused, is_lost=has_written)
-        if waiting:
-            self._put_back([row for batch in waiting for row in batch])
-        return not waiting and not refused
+        unwritten = [row for batch in waiting for row in batch.rows]
+        if not has_written:
+            unwritten += [row for row, _ in refused]
+        if unwritten or self._unconfirmed is not None:
+            self._put_back(unwritten)
+        return not unwritten and not refused and self._unconfirmed is None
 
-    def _log_refused(self, refused: Mapping[UsageRow, Exception], *, is_lost: bool) -> None:
+    def _log_refused(self, refused: Sequence[tuple[UsageRow, Exception]], *, is_lost: bool) -> None:
         """Log each lost row, or once that the store refuses all usage."""
         if is_lost:
-            for row, reason in refused.items():
+            for row, reason in refused:
                 logger.error("the store refuses a row of usage, which is lost: %r", row, exc_info=reason)
         elif refused and not self._is_refused:
-            reason = next(iter(refused.values()))
-            logger.error("the store refuses all usage, which is written later", exc_info=reason)
+            logger.error("the store refuses all usage, which is written later", exc_info=refused[0][1])
         self._is_refused = bool(refused) and not is_lost
 
     async def close(self) -> None:
@@ -238,8 +252,10 @@ class UsageRecorder:
         self._is_closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
-        if not await self.flush():
-            logger.error("the usage of %d minutes and models could not be stored", len(self._rows))
+        await self.flush()
+        unwritten = len(self._rows) + (0 if self._unconfirmed is None else len(self._unconfirmed.rows))
+        if unwritten:
+            logger.error("the usage of %d minutes and models could not be stored", unwritten)
 
     def _put_back(self, rows: Sequence[UsageRow]) -> None:
         self._rows = _join_rows([*rows, *self._rows.values()], lambda row: row)

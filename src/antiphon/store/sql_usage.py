@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from antiphon.store.sql_hosted_steps import CLAIM
 from antiphon.store.sql_steps import Batch, Clock, Lock, SqlStep, StepDatabase, Steps
 from antiphon.store.usage import (
     HOUR,
     MINUTE,
     RETENTION_SECONDS,
     ROLL_UP_SECONDS,
+    WRITE_ID_SECONDS,
     LimitCounts,
     Spending,
     StoredProject,
@@ -23,6 +25,8 @@ _ADD = """ON CONFLICT (started_at, project, key_id, model) DO UPDATE SET
     cached_tokens = usage.cached_tokens + excluded.cached_tokens,
     output_tokens = usage.output_tokens + excluded.output_tokens,
     cost = usage.cost + excluded.cost"""
+
+CLAIM_WRITE = f"{CLAIM} RETURNING key"
 
 ADD = f"INSERT INTO usage ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}"
 
@@ -92,8 +96,8 @@ SELECT coalesce((SELECT sum(length(input) + length(output) + length(body)) FROM 
 class SqlUsage(StepDatabase):
     """Base of the classes that store usage and projects by SQL. The age of counts is by the clock of the database."""
 
-    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
-        await self._write(_add, rows)
+    async def add_usage(self, rows: Sequence[UsageRow], *, write_id: str) -> None:
+        await self._write(_add, rows, write_id)
 
     async def list_usage(self, start: int, end: int, *, width: int) -> list[UsageRow]:
         rows = await self._fetch(LIST, (width, start, end))
@@ -129,7 +133,10 @@ class SqlUsage(StepDatabase):
         await self._write(_archive, project)
 
 
-def _add(rows: Sequence[UsageRow]) -> Steps[None]:
+def _add(rows: Sequence[UsageRow], write_id: str) -> Steps[None]:
+    ((now,),) = yield Clock()
+    if not (yield SqlStep(CLAIM_WRITE, ("", f"usage:{write_id}", int(now) + WRITE_ID_SECONDS))):
+        return  # this write was stored, but the answer was lost
     # In one order in all processes: they could otherwise wait for each other.
     yield Batch(ADD, sorted(rows))
     yield Batch(ADD_TO_MONTH, total_by_month(rows))

@@ -12,6 +12,9 @@ ROLL_UP_SECONDS = 2 * DAY
 RETENTION_SECONDS = 400 * DAY
 """Age from which usage is deleted."""
 
+WRITE_ID_SECONDS = DAY
+"""Minimum time for which a repetition of a write of usage is recognised."""
+
 STALE_SECONDS = 10.0
 """Time after which the responses in progress of a process that reports nothing do not count any more."""
 
@@ -64,8 +67,12 @@ class StoredProject(NamedTuple):
 class UsageStore(Protocol):
     """The usage of all projects, and the counts that several processes share."""
 
-    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
-        """Add usage to that of the same period, project, key and model, and to the totals of its month."""
+    async def add_usage(self, rows: Sequence[UsageRow], *, write_id: str) -> None:
+        """Add usage to that of the same period, project, key and model, and to the totals of its month.
+
+        A write that raised Unavailable may have been stored. Its repetition with the same rows and `write_id` adds them
+        only if they were not.
+        """
 
     async def list_usage(self, start: int, end: int, *, width: int) -> list[UsageRow]:
         """Return the usage from `start` until before `end`, in periods of `width` seconds, in order."""

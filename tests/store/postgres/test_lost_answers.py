@@ -6,16 +6,21 @@ from typing import Any, NoReturn
 
 import pytest
 
+from antiphon.engine.usage import UsageRecorder
 from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
+from antiphon.protocol.response import Usage
 from antiphon.store.base import LeaseLost, StoredResponse
+from antiphon.store.sql_usage import _add
+from antiphon.store.usage import Spending, UsageRow
 from support.postgres_server import EmptySchema
 
 pytest.importorskip("asyncpg")
 
 import asyncpg
 
+from antiphon.store.postgres.steps import _run
 from antiphon.store.postgres.store import PostgresStore
 
 MakeStored = Callable[..., StoredResponse]
@@ -108,6 +113,47 @@ async def test_failure_saved_after_a_lost_answer_keeps_a_deletion(
     assert postgres_schema.fetch("SELECT response_id FROM deletions") == [("resp_1",)]
     await store.save("p", make_stored("resp_1"))  # nothing is uncertain any more
     assert await store.load("p", "resp_1") == make_stored("resp_1")
+
+
+async def test_usage_whose_commit_is_uncertain_is_added_once(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = UsageRecorder(store, {}, now=lambda: 60.0)
+    for is_written in (True, False, True):
+        usage.record("p", "key_1", "m", Usage(10, 5, 15))
+        if not is_written:
+            lose_answer(store, monkeypatch)
+        assert await usage.flush() is is_written
+    await usage.close()
+    assert await store.list_usage(0, 120, width=60) == [UsageRow(60, "p", "key_1", "m", 3, 30, 0, 15, 0.0)]
+    assert await store.read_spending(0) == [Spending("p", "key_1", 45, 0.0)]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_repeated_write_of_usage_waits_for_the_end_of_the_first(
+    store: PostgresStore, postgres_url: str, is_committed: bool
+) -> None:
+    """The server may still execute the first write when its connection is lost."""
+    row = UsageRow(60, "p", "key_1", "m", 1, 10, 0, 5, 0.0)
+    has_written, gate = asyncio.Event(), asyncio.Event()
+
+    async def write_slowly(connection: Any) -> None:
+        await _run(connection, _add, ([row], "1"), None)
+        has_written.set()
+        await gate.wait()
+        if not is_committed:
+            raise ValueError
+
+    other = PostgresStore(postgres_url)
+    await other.open()
+    first = other._writer.submit(write_slowly, ())
+    await has_written.wait()
+    repeated = asyncio.create_task(store.add_usage([row], write_id="1"))
+    assert (await store.list_usage(0, 120, width=60), repeated.done()) == ([], False)
+    gate.set()
+    await asyncio.gather(first, repeated, return_exceptions=True)
+    await other.close()
+    assert await store.list_usage(0, 120, width=60) == [row]
 
 
 async def test_conversation_whose_commit_is_uncertain_is_not_created_again(

@@ -8,6 +8,7 @@ from antiphon.store.usage import (
     MINUTE,
     RETENTION_SECONDS,
     ROLL_UP_SECONDS,
+    WRITE_ID_SECONDS,
     LimitCounts,
     Spending,
     StoredProject,
@@ -17,11 +18,16 @@ from antiphon.store.usage import (
 
 
 class MemoryUsage(MemoryTables):
-    async def add_usage(self, rows: Sequence[UsageRow]) -> None:
+    async def add_usage(self, rows: Sequence[UsageRow], *, write_id: str) -> None:
+        claim = "", f"usage:{write_id}"
+        if claim in self._tables.effect_claims:
+            return
+        totals = total_by_month(rows)  # invalid rows raise an error before anything is added
+        self._tables.effect_claims[claim] = int(self._now()) + WRITE_ID_SECONDS
         for row in rows:
             _add(self._tables.usage, row)
         months = self._tables.usage_months
-        for month, project, key_id, tokens, cost in total_by_month(rows):
+        for month, project, key_id, tokens, cost in totals:
             spent = months.get((month, project, key_id), (0, 0.0))
             months[month, project, key_id] = spent[0] + tokens, spent[1] + cost
 
