@@ -146,11 +146,11 @@ async def measure(
     notes: list[str] = []
     rows: list[Row] = []
     takeovers: list[Row] = []
-    with _start_database() as url:
-        if url is None:
+    with _make_databases() as urls:
+        if urls is None:
             notes.append("nodes: without PostgreSQL, because the extras are not installed")
         else:
-            one, two = (Setup(f"PostgreSQL-{count}", url, lease, nodes=count) for count in (1, 2))
+            one, two = (Setup(f"PostgreSQL-{number}", url, lease, nodes=number) for number, url in enumerate(urls, 1))
             kinds.append(Kind("PostgreSQL, nodes", (one, two), "PostgreSQL, another node", _kill_node))
         section = (
             f"kill -9 with {_HELD} responses of {_HELD_SECONDS:g} s: seconds until all have ended (lease: {lease:g})"
@@ -261,26 +261,27 @@ def _has_banner(log: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _start_database() -> Iterator[str | None]:
-    """Yield the URL of a PostgreSQL server, or None if it is not installed.
+def _make_databases() -> Iterator[tuple[str, str] | None]:
+    """Yield the URLs of two schemas of a PostgreSQL server, or None if it is not installed.
 
-    `ANTIPHON_TEST_PG` has the URL of an empty database. Otherwise the server of the tests is started, with its default
-    settings.
+    With one schema, the nodes of a setup would take the runs of the other. `ANTIPHON_TEST_PG` has the URL of an empty
+    database. Otherwise the server of the tests is started, with its default settings.
     """
-    given = os.environ.get("ANTIPHON_TEST_PG")
-    if given:
-        yield given
-        return
     sys.path.append(str(ROOT / "tests"))
     try:
-        from support.postgres_server import PostgresServer, is_installed
+        from support.postgres_server import EmptySchema, PostgresServer, is_installed
     finally:
         sys.path.pop()
-    if not is_installed():
+    given = os.environ.get("ANTIPHON_TEST_PG")
+    if not given and not is_installed():
         yield None
         return
-    database = PostgresServer(options={})
+    database = None if given else PostgresServer(options={})
     try:
-        yield database.url
+        schemas = [EmptySchema(given or database.url) for _ in range(2)]
+        yield schemas[0].url, schemas[1].url
+        for schema in schemas:
+            schema.remove()
     finally:
-        database.remove()
+        if database is not None:
+            database.remove()

@@ -39,7 +39,7 @@ _REQUESTS = 256
 _TURNS = 6
 _WARM_UP_TURNS = 2
 # Processes of the same server differ by 2 %.
-_PROCESSES = 5
+_PROCESSES = 8
 _CONCURRENCY = 8
 _SECONDS = 120.0
 _WORKLOADS = (guard.REQUEST, guard.STREAM)
