@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 # The bounds are those of the conventions.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-_TOKENS = tuple(float(4**power) for power in range(14))
+# Token counts are integers, and Python compares them with floats more slowly.
+_TOKENS = tuple(4**power for power in range(14))
 _LABELS = (
     "gen_ai.operation.name",
     "gen_ai.provider.name",
@@ -179,7 +180,7 @@ def _make_point(histogram: Histogram, series: HistogramReading, began: int, now:
         count=sum(counts),
         sum=total,
         bucket_counts=counts,
-        explicit_bounds=histogram.bounds,
+        explicit_bounds=[float(bound) for bound in histogram.bounds],
         # The extremes are not recorded. Exporters leave None out.
         min=None,
         max=None,
