@@ -60,6 +60,17 @@ def test_custom_call_that_its_backend_closes_has_its_text_before_the_end(argumen
     assert ("".join(texts), emitted[-2:]) == ("x", [deltas.CloseItem(1), Finish()])
 
 
+def test_custom_call_of_a_later_answer_is_closed_under_its_key() -> None:
+    budget = TurnBudget()
+    budget.answers = 1
+    capabilities = Capabilities(tools=NATIVE.tools | {"custom"}, json_schema=True)
+    turn = Turn(request=CreateRequest(tools=TOOLS), items=[])
+    translator = AnswerTranslator(translate_turn(turn, capabilities), budget)
+    opened, closed = translator.feed([CustomToolCall(1, "x", "c", "call_1"), deltas.CloseItem(1)])
+    assert isinstance(opened, CustomToolCall)
+    assert closed == deltas.CloseItem(opened.key)
+
+
 def test_continued_call_that_was_emitted_is_an_error() -> None:
     shell = ToolCall(1, '{"commands": ["ls"]}', "shell", "call_1")
     text = [shell, Text("Done.")]

@@ -44,6 +44,7 @@ class AnswerTranslator:
         self._answer = AnswerRecord(self._number)
         self._buffered: dict[Key, BufferedCallTranslator] = {}
         self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
+        self._custom: set[Key] = set()
         self._dropped: set[Key] = set()
         self._has_grammar_call = False
         budget.answers += 1
@@ -158,6 +159,7 @@ class AnswerTranslator:
             return []
         self._answer.received.append(delta)
         self._answer.has_custom_call = True
+        self._custom.add(delta.key)
         changes: dict[str, Any] = {"key": self._make_key(delta.key)}
         if entry is not None:
             changes |= {"name": entry.key.name, "namespace": entry.key.namespace}
@@ -170,7 +172,7 @@ class AnswerTranslator:
     def _close_item(self, delta: deltas.CloseItem) -> Sequence[Delta]:
         self._answer.received.append(delta)
         call = self._answer.calls.get(delta.key) if delta.key is not None else None
-        if delta.key is None or call is None:
+        if delta.key is None or (call is None and delta.key not in self._custom):
             return [delta]
         # The text of a custom call may be known only at its end.
         rest = call.close(is_cut_off=False) if isinstance(call, CustomCallTranslator) else ()
