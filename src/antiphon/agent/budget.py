@@ -39,7 +39,7 @@ class Budget:
         self._children: dict[tuple[int, str], Budget] = {}
         self._reserved_turn = 0
         self._reserved: set[str] = set()
-        """The tool calls of that turn that may be made. Those that have not begun are not in the state yet."""
+        """The admitted tool calls of that turn. The state does not count calls that have not begun."""
         repeated = None if parent is None else parent.repeated
         self._counted = (repeated.spent if repeated is not None else UNSET) or _NOTHING
         self._counted_calls = (repeated.tool_calls if repeated is not None else UNSET) or 0
@@ -106,7 +106,7 @@ class Budget:
         return self._parent is None or self._parent.has_calls_left()
 
     def reserve_call(self, call_id: str) -> None:
-        """Count a tool call from now on, before it begins: runs at the same time have the same limits."""
+        """Count a tool call from now on, before it begins: runs at the same time share their limits."""
         if self._reserved_turn != self._state.turns:
             self._reserved_turn, self._reserved = self._state.turns, set()
         self._reserved.add(call_id)

@@ -92,9 +92,10 @@ def validate_pydantic(kind: Any, value: Any) -> Any:
 
 
 def encode_pydantic(value: Any) -> Any:
-    """Return a value of pydantic as JSON data, with the aliases that it is validated with.
+    """Return a value of pydantic as JSON data, with the aliases of its fields.
 
-    Raises NotImplementedError for any other value.
+    A `serialization_alias` has priority, although the schema has the alias for validation. Raises NotImplementedError
+    for any other value.
     """
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True)

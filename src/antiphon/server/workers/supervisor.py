@@ -276,7 +276,7 @@ class Supervisor:
             os._exit(128 + number)
         logger.info("stopping %d workers", len(self._workers))
         self._stopping.set()
-        # Open here, the socket would accept connections that no worker serves.
+        # While this process has the socket open, connections are accepted that no worker serves.
         self._listener.close()
         for worker in self._workers.values():
             worker.signal(signal.SIGTERM)
