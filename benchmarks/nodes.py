@@ -276,12 +276,12 @@ def _make_databases() -> Iterator[tuple[str, str] | None]:
     if not given and not is_installed():
         yield None
         return
-    database = None if given else PostgresServer(options={})
-    try:
-        schemas = [EmptySchema(given or database.url) for _ in range(2)]
-        yield schemas[0].url, schemas[1].url
+    with contextlib.ExitStack() as stack:
+        if not given:
+            database = PostgresServer(options={})
+            stack.callback(database.remove)
+            given = database.url
+        schemas = EmptySchema(given), EmptySchema(given)
         for schema in schemas:
-            schema.remove()
-    finally:
-        if database is not None:
-            database.remove()
+            stack.callback(schema.remove)
+        yield schemas[0].url, schemas[1].url

@@ -1,5 +1,6 @@
 """Servers whose disk is full: they refuse writes, lose nothing, and continue when there is space."""
 
+import importlib.util
 import resource
 import sqlite3
 import subprocess
@@ -158,9 +159,10 @@ def test_full_disk_refuses_the_first_file_until_there_is_space(server: Victim, s
         send_file(server, "/v1/files", 5),
         create(server, **with_file),
         server.ask("GET", "/v1/files"),
-        server.ask("POST", "/v1/vector_stores", {"name": "x"}),
     ]
-    assert [read_error(response) for response in refused] == [FULL] * 4
+    if importlib.util.find_spec("onnxruntime") is not None:  # without the extra search, vector stores are refused
+        refused.append(server.ask("POST", "/v1/vector_stores", {"name": "x"}))
+    assert [read_error(response) for response in refused] == [FULL] * len(refused)
     assert str(small_disk) not in "".join(response.body.decode() for response in refused)
     ballast.unlink()
     assert send_file(server, "/v1/files", 5).status == 200

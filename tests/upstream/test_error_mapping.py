@@ -77,6 +77,7 @@ def summarize(error: AntiphonError) -> tuple[type, str | None, str | None]:
         (413, {"message": "No.", "type": "request_too_large"}, (BodyTooLarge, "request_too_large", None)),
         (429, {"message": "No."}, (RateLimited, "rate_limit_exceeded", None)),
         (429, {"message": "No.", "code": "insufficient_quota"}, (QuotaExceeded, "insufficient_quota", None)),
+        (429, {"message": "No.", "type": "insufficient_quota"}, (QuotaExceeded, "insufficient_quota", None)),
         (500, {"message": "No."}, (UpstreamError, "upstream_error", None)),
         (502, {"message": "No."}, (UpstreamError, "upstream_error", None)),
         (503, {"message": "No."}, (Unavailable, "upstream_overloaded", None)),

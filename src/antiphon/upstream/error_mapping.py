@@ -252,7 +252,7 @@ def _classify(
         return BodyTooLarge(message or "The request is too large for the upstream.", param=param)
     if status in (402, 429):
         wait = retry_after if retry_after is not None else parse_wait(report.message)
-        if status == 402 or code == QuotaExceeded.default_code:
+        if status == 402 or QuotaExceeded.type in (report.code, report.type):
             return QuotaExceeded(message or "The quota at the upstream is used up.", retry_after=wait)
         return RateLimited(message or "The upstream's rate limit is exceeded.", code=code, retry_after=wait)
     return _make_server_error(status, message, retry_after=retry_after)
