@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from random import randrange
 
 import pytest
 
@@ -83,13 +84,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 @pytest.fixture
 def connect(server: Victim) -> Iterator[Callable[[bytes], socket.socket]]:
-    """Return a function that sends bytes on a new connection with a small receive buffer."""
+    """Return a function that sends bytes on a new connection with a small receive buffer.
+
+    They come from an address that is used for the first time. The kernel remembers the packets of former connections
+    (`ip tcp_metrics`) and may buffer 4 MB for each new one: the server is then at other events of the answer.
+    """
+    address = f"127.{randrange(1, 255)}.{randrange(1, 255)}.{randrange(1, 255)}"
     with ExitStack() as stack:
 
         def open_connection(data: bytes) -> socket.socket:
             client = stack.enter_context(socket.socket())
             client.settimeout(TIMEOUT)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.bind((address, 0))
             client.connect(("127.0.0.1", server.port))
             client.sendall(data)
             return client
