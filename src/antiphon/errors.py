@@ -18,7 +18,7 @@
     │   └── UpgradeRequired        426  code upgrade_required
     ├── ConnectorError             424  external_connector_error: an MCP server cannot list its tools
     ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
-    │   └── QuotaExceeded          429  insufficient_quota: a limit that waiting does not lift
+    │   └── QuotaExceeded          429  insufficient_quota: a budget or quota is used up
     ├── ServerError                500  server_error
     │   ├── ModelError             500  model_error: the model stopped or gave invalid output
     │   ├── UpstreamError          502  the upstream failed or is unreachable

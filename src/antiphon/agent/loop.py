@@ -371,7 +371,7 @@ def _make_end(reason: Stop | Blocked | AntiphonError) -> End:
         case Blocked():
             return make_blocked_end(reason.stage, reason.reason)
         case _:
-            # The message may be that of a function of the program, with the name of a file.
+            # The message may quote an exception of a function, with a file name that is not UTF-8.
             return End("failed", error=RunError(reason.code or reason.type, replace_surrogates(reason.message)))
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import msgspec
-
 from antiphon.engine.items import CALL_TYPES
+from antiphon.engine.serve.answer_keys import Key, rename_key
 from antiphon.engine.serve.hosted.journal import CallRecord
 from antiphon.engine.serve.hosted.toolset import HostedToolset
 from antiphon.engine.serve.tool_emulation.catalog import is_legal_name
@@ -15,16 +14,6 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.tools.hosted.base import HostedCall, HostedSession, TextFilter
 
-Key = int | str
-
-_KEYED_TYPES = (
-    deltas.ToolCall,
-    deltas.CustomToolCall,
-    deltas.Amend,
-    deltas.OpenItem,
-    deltas.ItemPassthrough,
-    deltas.CloseItem,
-)
 # The name of a call in the context of the next model call, if upstreams would refuse its own.
 _ILLEGAL_NAME = "unknown"
 # Deltas that may come between two pieces of one message.
@@ -132,7 +121,7 @@ class AnswerReader:
             if handler is not None:
                 output += handler(self, delta)
             else:
-                output.append(self._rename_key(delta))
+                output.append(rename_key(delta, self._number))
         return output
 
     def list_records(self) -> list[CallRecord]:
@@ -140,19 +129,13 @@ class AnswerReader:
 
     def close_items(self) -> list[Delta]:
         """Return the deltas that close the client's calls and the text, before hosted calls are run."""
-        return [*(self._rename_key(deltas.CloseItem(key)) for key in self._forwarded), deltas.CloseItem()]
-
-    def _rename_key(self, delta: Delta) -> Delta:
-        """Return the delta with a key that no other answer of the response uses."""
-        if self._number == 0 or not isinstance(delta, _KEYED_TYPES) or delta.key is None:
-            return delta
-        return msgspec.structs.replace(delta, key=f"{self._number} {delta.key}")
+        return [*(rename_key(deltas.CloseItem(key), self._number) for key in self._forwarded), deltas.CloseItem()]
 
     # Calls
 
     def _tool_call(self, delta: deltas.ToolCall) -> Sequence[Delta]:
         if delta.key in self._forwarded:
-            return [self._rename_key(delta)]
+            return [rename_key(delta, self._number)]
         call = self._hosted.get(delta.key)
         if call is not None:
             return self._write(call, delta.arguments)
@@ -171,7 +154,7 @@ class AnswerReader:
         if found is None:
             self._forwarded[delta.key] = None
             self.awaits_client = True
-            return [self._rename_key(each) for each in held]
+            return [rename_key(each, self._number) for each in held]
         name = self._toolset.get_function_name(delta.name, delta.namespace)
         call = self._hosted[delta.key] = self._begin(name, *found)
         call.record.call_id = next((each.call_id for each in held if each.call_id), None)
@@ -198,7 +181,7 @@ class AnswerReader:
 
     def _custom_call(self, delta: deltas.CustomToolCall) -> Sequence[Delta]:
         self.awaits_client = True
-        return [self._rename_key(delta)]
+        return [rename_key(delta, self._number)]
 
     def _item(self, delta: deltas.WholeItem | deltas.OpenItem) -> Sequence[Delta]:
         item = delta.item
@@ -208,7 +191,7 @@ class AnswerReader:
                 self._budget.take()  # a search of the server counts as a hosted call
         else:
             self.awaits_client |= isinstance(item, (*CALL_TYPES, McpApprovalRequest))
-        return [self._rename_key(delta)]
+        return [rename_key(delta, self._number)]
 
     # Text, usage and the end
 
@@ -233,7 +216,7 @@ class AnswerReader:
 
     def _end(self, delta: deltas.Finish) -> Sequence[Delta]:
         self.finish = delta
-        return [self._rename_key(each) for held in self._unnamed.values() for each in held]
+        return [rename_key(each, self._number) for held in self._unnamed.values() for each in held]
 
     def _fail(self, delta: deltas.Failure) -> Sequence[Delta]:
         self.has_failed = True

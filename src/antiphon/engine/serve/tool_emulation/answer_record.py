@@ -1,6 +1,7 @@
 """The record of one backend answer, and the budget that all backend answers of a turn share."""
 
-from antiphon.engine.serve.tool_emulation.translate_calls import CallTranslator, Key
+from antiphon.engine.serve.answer_keys import Key
+from antiphon.engine.serve.tool_emulation.translate_calls import CallTranslator
 from antiphon.engine.serve.tool_emulation.translate_history import Items
 from antiphon.protocol.response import Response, Usage
 from antiphon.stream import deltas

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from antiphon.engine.serve.answer_keys import Key
 from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
 from antiphon.engine.serve.tool_emulation.client_tools import make_call_item
 from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap_json
@@ -17,7 +18,6 @@ from antiphon.protocol.tools import CustomTool, GrammarInput
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
-Key = int | str
 _ACCEPTED = "The call was taken. Its result comes later."
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from antiphon.engine.serve.answer_keys import Key, make_key, rename_key
 from antiphon.engine.serve.tool_emulation.answer_record import AnswerRecord, TurnBudget
 from antiphon.engine.serve.tool_emulation.follow_up import decide_follow_up
 from antiphon.engine.serve.tool_emulation.tool_choice import admit_call
@@ -15,7 +16,6 @@ from antiphon.engine.serve.tool_emulation.translate_calls import (
     CustomCallTranslator,
     DroppedCallTranslator,
     FunctionCallTranslator,
-    Key,
     SearchCallTranslator,
 )
 from antiphon.engine.serve.tool_emulation.translate_history import Items
@@ -44,7 +44,6 @@ class AnswerTranslator:
         self._answer = AnswerRecord(self._number)
         self._buffered: dict[Key, BufferedCallTranslator] = {}
         self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
-        self._custom: set[Key] = set()
         self._dropped: set[Key] = set()
         self._has_grammar_call = False
         budget.answers += 1
@@ -71,7 +70,7 @@ class AnswerTranslator:
             handler = self._HANDLERS.get(type(delta))
             if handler is None:
                 self._answer.received.append(delta)
-                output.append(delta)
+                output.append(rename_key(delta, self._number))
             else:
                 output += handler(self, delta)
         return output
@@ -135,7 +134,7 @@ class AnswerTranslator:
         entry = self._translated.catalog.find(first.name)
         if not self._admit_call(entry.name if entry is not None else first.name):
             return DroppedCallTranslator()
-        key = self._make_key(first.key)
+        key = make_key(first.key, self._number)
         if entry is None or entry.tool.type == "function":
             return FunctionCallTranslator(
                 key, None if entry is None else self._translated.catalog.get_client_name(entry)
@@ -159,8 +158,7 @@ class AnswerTranslator:
             return []
         self._answer.received.append(delta)
         self._answer.has_custom_call = True
-        self._custom.add(delta.key)
-        changes: dict[str, Any] = {"key": self._make_key(delta.key)}
+        changes: dict[str, Any] = {"key": make_key(delta.key, self._number)}
         if entry is not None:
             changes |= {"name": entry.key.name, "namespace": entry.key.namespace}
         return [
@@ -171,16 +169,10 @@ class AnswerTranslator:
 
     def _close_item(self, delta: deltas.CloseItem) -> Sequence[Delta]:
         self._answer.received.append(delta)
-        call = self._answer.calls.get(delta.key) if delta.key is not None else None
-        if delta.key is None or (call is None and delta.key not in self._custom):
-            return [delta]
+        call = None if delta.key is None else self._answer.calls.get(delta.key)
         # The text of a custom call may be known only at its end.
         rest = call.close(is_cut_off=False) if isinstance(call, CustomCallTranslator) else ()
-        return [*rest, msgspec.structs.replace(delta, key=self._make_key(delta.key))]
-
-    def _make_key(self, key: Key) -> Key:
-        """Return a key that is unique over all answers of the turn: each answer numbers its calls anew."""
-        return key if self._number == 0 else f"{self._number} {key}"
+        return [*rest, rename_key(delta, self._number)]
 
     def _emit_complete_calls(self) -> list[Delta]:
         """Emit the buffered calls that are complete, before other deltas."""
