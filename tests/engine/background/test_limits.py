@@ -142,6 +142,7 @@ async def test_retry_after_of_a_process_that_runs_nothing_is_short(make_harness:
     policy = {"background_limits": RunLimits(concurrency=1, queued_per_project=1)}
     stores = [SqliteStore(tmp_path / "store.db", configuration_id="here") for _ in range(2)]
     working, idle = [await make_harness(SLOW, store=store, **policy) for store in stores]
+    idle.engine.start_draining()
     await ask(working)
     await working.backend.reached("gate")
     await ask(working)
