@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -45,16 +46,35 @@ async def links(postgres_url: str) -> AsyncIterator[list[PostgresPeerLink]]:
         yield [await open_link(postgres_url, stack) for _ in range(3)]
 
 
+@pytest.fixture(autouse=True)
+def _no_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send each question once, however slow the machine is."""
+    monkeypatch.setattr(peer_link, "RESEND_SECONDS", float(TIMEOUT))
+
+
 async def repeat(payload: bytes) -> bytes:
     return payload * 2
 
 
+async def fail_to_ask(
+    link: PostgresPeerLink, kind: str, monkeypatch: pytest.MonkeyPatch, *, until: Callable[[], bool]
+) -> PeersUnresponsive:
+    """Ask a question whose time has passed when `until` is true. Return the error."""
+    asking = asyncio.create_task(link.ask(kind))
+    while not until():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    with monkeypatch.context() as patch, pytest.raises(PeersUnresponsive) as error:
+        patch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + link._seconds)
+        await asking
+    return error.value
+
+
 async def test_answer_is_returned_to_the_sender_of_the_question(links: list[PostgresPeerLink]) -> None:
     first, second, third = links
-    received: list[bytes] = []
+    received = asyncio.Queue[bytes]()
 
     async def record(payload: bytes) -> bytes:
-        received.append(payload)
+        received.put_nowait(payload)
         return b""
 
     second.answers["repeat"] = repeat
@@ -62,7 +82,7 @@ async def test_answer_is_returned_to_the_sender_of_the_question(links: list[Post
     questions = [bytes([number]) * 20_000 for number in range(32)]  # more than may wait at once, in several parts
     answers = await asyncio.gather(*(first.ask("repeat", question) for question in questions))
     assert answers == [[question * 2] for question in questions]
-    assert sorted(received) == questions
+    assert sorted([await received.get() for _ in questions]) == questions
     assert await third.ask("repeat", b"a") == [b"aa"]
     assert await second.ask("repeat", b"a") == []  # a process does not ask itself
     assert await first.ask("unknown", b"a") == []
@@ -79,20 +99,29 @@ async def test_failed_answer_counts_as_none(links: list[PostgresPeerLink], caplo
 
 
 async def test_process_that_does_not_answer_is_waited_for_once(
-    links: list[PostgresPeerLink], postgres_url: str, caplog: pytest.LogCaptureFixture
+    links: list[PostgresPeerLink],
+    postgres_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     links[1].answers["repeat"] = repeat
     frozen = await asyncpg.connect(postgres_url)
     try:
         await frozen.execute(HOLD_LOCK, links[0]._notifications.channel)
         assert await links[0].ask("repeat", b"a") == [b"aa"]  # the first answer is enough
-        links[0]._seconds = 0.05
-        with pytest.raises(PeersUnresponsive) as first:
-            await links[0].ask("unknown")
+        missing = {frozen.get_server_pid()}
+        began_at = time.monotonic()
+        first = await fail_to_ask(
+            links[0],
+            "unknown",
+            monkeypatch,
+            until=lambda: [question.missing for question in links[0]._pending.values()] == [missing],
+        )
+        assert 0 < first.seconds <= time.monotonic() - began_at
         links[0]._seconds = 10.0 * TIMEOUT
         with pytest.raises(PeersUnresponsive) as second:
             await links[0].ask("unknown")
-        assert 0.05 <= first.value.seconds < second.value.seconds
+        assert first.seconds < second.value.seconds
         assert await links[0].ask_all("unknown") == []
         assert await links[0].ask("repeat", b"a") == [b"aa"]
     finally:
@@ -101,21 +130,23 @@ async def test_process_that_does_not_answer_is_waited_for_once(
     assert [record.getMessage() for record in caplog.records] == ["processes that share the database did not answer: 1"]
 
 
-async def test_lost_own_connection_does_not_make_others_unresponsive(links: list[PostgresPeerLink]) -> None:
+async def test_lost_own_connection_does_not_make_others_unresponsive(
+    links: list[PostgresPeerLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, third = links
     notifications = first._notifications
     listener, answered = notifications.listener, asyncio.Event()
+    questions: list[bytes] = []
 
     async def lose_connection(payload: bytes) -> bytes:
         notifications.listener = None
+        questions.append(payload)
         await answered.wait()
         return b""
 
     second.answers["lose"] = third.answers["lose"] = lose_connection
     second.answers["repeat"] = repeat
-    first._seconds = 0.5
-    with pytest.raises(PeersUnresponsive):
-        await first.ask("lose")
+    await fail_to_ask(first, "lose", monkeypatch, until=lambda: len(questions) == 2)
     notifications.listener, first._seconds = listener, TIMEOUT
     assert await first.ask("repeat", b"a") == [b"aa"]
     answered.set()
@@ -175,7 +206,7 @@ async def test_process_alone_on_its_database_asks_no_question(postgres_url: str)
 async def test_foreign_notification_is_ignored(links: list[PostgresPeerLink], caplog: pytest.LogCaptureFixture) -> None:
     links[1].answers["repeat"] = repeat
     for text in ("", "0 a 0 1 =", "0 a 0 1 AAAA", "0 a 1 2 AAAA", "0 a x y AAAA"):
-        links[2]._notifications.send_message(text)
+        links[0]._notifications.send_message(text)  # before the question
     assert await links[0].ask("repeat", b"a") == [b"aa"]
     assert set(caplog.messages) == {"a notification cannot be read"}
 
