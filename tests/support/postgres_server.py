@@ -6,6 +6,7 @@ All test processes of a session share one server. `ANTIPHON_TEST_PG` is the URL 
 import asyncio
 import fcntl
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -16,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,9 @@ def _choose_user() -> str | None:
 
 
 def find_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """Return a free port that stays free: the system gives other programs only higher ones (32768 or more)."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
