@@ -82,9 +82,9 @@ def read_runs(schema: EmptySchema) -> list[tuple[str | None, str | None]]:
 
 
 async def disconnect(store: PostgresStore) -> None:
-    """End the connection that listens."""
+    """End the connection that listens, and wait until its locks are released."""
     listener = store._notifications.listener
-    await store._reader.submit("SELECT pg_terminate_backend($1)", (listener,))
+    await store._reader.submit("SELECT pg_terminate_backend($1, 60000)", (listener,))
     while store._notifications.listener == listener:
         await store.check()
 
