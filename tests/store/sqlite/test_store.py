@@ -273,22 +273,22 @@ async def test_run_of_another_configuration_is_skipped_for_the_given_time(
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
     await store.request_cancel("p", "resp_2")
-    now, wait_by_model = time.time(), {"scripted": 60.0}
+    now, wait_by_model = time.time(), {"scripted": 3600.0}
 
     async def claim(later: float, **models: float) -> list[str]:
         claimed = await other.claim("them", as_of=now + later, lease=10, limit=9, wait_by_model=wait_by_model | models)
         assert not any(run.same_configuration for run in claimed)
         return [run.response_id for run in claimed]
 
-    assert await claim(59) == ["resp_2"]  # ending a cancelled run needs no model
+    assert await claim(3540) == ["resp_2"]  # ending a cancelled run needs no model
     (ours,) = await store.claim("us", as_of=now, lease=10, limit=9, wait_by_model=wait_by_model)
     assert ours.same_configuration
     await store.return_run("us", "p", "resp_1", free_since=ours.free_since)
-    assert await claim(59) == []
-    assert await claim(61) == ["resp_1"]
+    assert await claim(3540) == []
+    assert await claim(3660) == ["resp_1"]
     await other.stop_renewing("them", "p", "resp_1")  # its lease expires in ten seconds
-    assert await claim(60) == []
-    assert await claim(80) == ["resp_1"]
+    assert await claim(3600) == []
+    assert await claim(3680) == ["resp_1"]
     await other.close()
 
 
@@ -297,16 +297,16 @@ async def test_run_is_left_to_its_configuration_while_that_is_alive(
 ) -> None:
     other = SqliteStore(store.path)
     await other.open()
-    await store.renew("us", lease=10)
+    await store.renew("us", lease=1000)
     with connected(store.path) as connection:
         # A process without waiting runs writes nothing.
         assert connection.execute("SELECT count(*) FROM configurations").fetchone() == (0,)
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-    await store.renew("us", lease=10)
-    now, wait_by_model = time.time(), {"scripted": 5.0}
-    assert await other.claim("them", as_of=now + 14, lease=10, limit=9, wait_by_model=wait_by_model) == []
-    (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, wait_by_model=wait_by_model)
-    assert now + 9 < claimed.free_since <= now + 10
+    await store.renew("us", lease=1000)
+    now, wait_by_model = time.time(), {"scripted": 500.0}
+    assert await other.claim("them", as_of=now + 1400, lease=10, limit=9, wait_by_model=wait_by_model) == []
+    (claimed,) = await other.claim("them", as_of=now + 1600, lease=10, limit=9, wait_by_model=wait_by_model)
+    assert now + 900 < claimed.free_since <= now + 1000
     await other.close()
 
 
