@@ -164,9 +164,10 @@ async def test_known_upstream_that_holds_its_answer_begins_stream_soon() -> None
         await emitted.aclose()
 
 
-async def test_refusal_of_known_upstream_is_raised_before_stream_begins() -> None:
+async def test_refusal_of_known_upstream_is_raised_before_stream_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_delta, "KNOWN_UPSTREAM_SECONDS", 60)
     refusal = json_of({"error": {"message": "Slow down.", "type": "rate_limit_error"}}, 429)
-    async with bridge(ANSWER, refusal) as engine:
+    async with bridge(ANSWER, refusal, first_delta_seconds=60) as engine:
         await read_types(await stream(engine))
         with pytest.raises(RateLimited, match="Slow down"):
             await stream(engine)
@@ -202,10 +203,11 @@ async def test_early_stream_names_no_backend_if_another_may_answer() -> None:
         assert run.response.served_by == "a/m"
 
 
-async def test_error_right_after_the_head_is_raised_before_stream_begins() -> None:
+async def test_error_right_after_the_head_is_raised_before_stream_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_delta, "KNOWN_UPSTREAM_SECONDS", 60)
     error = b'data: {"error":{"message":"Out of memory."}}\n\n'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    async with bridge(ANSWER, Reply(raw=head + error)) as engine:
+    async with bridge(ANSWER, Reply(raw=head + error), first_delta_seconds=60) as engine:
         await read_types(await stream(engine))
         with pytest.raises(UpstreamError, match="Out of memory"):
             await stream(engine)
