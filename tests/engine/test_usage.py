@@ -470,7 +470,8 @@ async def test_compaction_counts_under_the_name_that_the_backend_has_for_the_mod
     body = codec.encode({"model": "fast", "input": "hello"})
     await harness.engine.compact(codec.decode_request(body).body, project="p")
     await harness.engine.usage.close()
-    assert [(row.model, row.requests) for row in await harness.store.list_usage(0, 2**40, width=MINUTE)] == [("big", 2)]
+    rows = await harness.store.list_usage(0, 2**40, width=MINUTE)  # two if a minute has ended meanwhile
+    assert (sum(row.requests for row in rows), {row.model for row in rows}) == (2, {"big"})
 
 
 async def test_written_usage_is_in_the_file_before_the_process_ends(tmp_path: Path) -> None:
