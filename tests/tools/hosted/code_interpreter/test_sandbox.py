@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from antiphon.errors import Unavailable
 from antiphon.tools.hosted.code_interpreter.messages import CodeResult
@@ -40,7 +41,7 @@ async def container(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Container]:
     """A container that all tests of a sandbox share, because a start takes time."""
-    settings = make_code_settings(sandbox=request.param, call_seconds=2, output_bytes=8000)
+    settings = make_code_settings(sandbox=request.param, output_bytes=8000)
     sandboxes = Sandboxes(settings, cache_dir=CACHE)
     yield Container(sandboxes, tmp_path_factory.mktemp("container"))
     await sandboxes.close()
@@ -132,9 +133,13 @@ async def test_files_beyond_the_limit_are_not_saved(container: Container) -> Non
     await container.run("import os\nos.path.exists('large') and os.remove('large')")
 
 
-async def test_endless_code_is_stopped_and_the_container_goes_on(container: Container) -> None:
+async def test_endless_code_is_stopped_and_the_container_goes_on(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await container.run("before = 1\nopen('file.txt', 'w').write('text')")
-    result = await container.run("while True: pass")
+    with monkeypatch.context() as patch:
+        patch.setattr(container.sandboxes, "settings", replace(container.sandboxes.settings, call_seconds=0.5))
+        result = await container.run("while True: pass")
     assert (result.ending, result.logs) == ("timeout", "")
     assert "NameError" in (await container.run("before")).logs
     assert (await container.run("open('file.txt').read()")).logs == "'text'\n"
@@ -152,10 +157,10 @@ async def test_exit_does_not_end_the_container(container: Container) -> None:
     assert (await container.run("1")).logs == "1\n"
 
 
-async def test_figures_are_returned_as_images(container: Container) -> None:
+async def test_figures_are_returned_as_images(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
     if container.sandboxes.settings.sandbox == "bubblewrap":
         pytest.importorskip("matplotlib")
-    container.sandboxes.settings = make_code_settings(images=2)
+    monkeypatch.setattr(container.sandboxes, "settings", replace(container.sandboxes.settings, images=2))
     code = "import matplotlib.pyplot as plt\nfor n in range(3):\n    plt.plot([n])\n    plt.show()\nprint('done')"
     result = await container.run(code)
     assert (result.logs, len(result.images), result.skipped_images) == ("done\n", 2, 1)
