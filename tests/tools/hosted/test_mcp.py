@@ -28,6 +28,7 @@ from support.hosted_sessions import (
     run_begun,
     run_call,
 )
+from support.idle_clock import count_idle_time
 from support.mcp_wire_server import WireServer, serve_mcp
 
 NAMES = ("add", "log", "read")
@@ -297,6 +298,8 @@ async def test_arguments_that_are_no_object_fail_without_a_call() -> None:
 
 
 async def test_server_that_hangs_fails_the_call() -> None:
+    count_idle_time(asyncio.get_running_loop())
+
     async def hang(_: dict[str, Any]) -> None:
         await asyncio.Event().wait()
 
