@@ -223,9 +223,10 @@ async def test_lost_report_is_made_up_for_after_reconnecting(make_harness: Any, 
 
 async def test_follower_stays_when_its_run_moves_between_other_nodes(make_harness: Any, postgres_url: str) -> None:
     """Each of three nodes has its own connection. No node polls."""
-    first, reader, third = [await make_harness(GATED, store=locate_store(postgres_url)) for _ in range(3)]
-    for node in (reader, third):
-        node.engine.start_draining()
+    # The third node gets its slot later.
+    first, reader, third = [
+        await make_harness(GATED, store=locate_store(postgres_url), background_slots=slots) for slots in (1, 0, 0)
+    ]
     for node in (first, reader, third):
         await node.store.peer_link.wait_connected()
     run = await first.ask(background=True)
@@ -235,7 +236,7 @@ async def test_follower_stays_when_its_run_moves_between_other_nodes(make_harnes
     while not counts:  # noqa: ASYNC110 - the other node has the first events
         await asyncio.sleep(0)
     await first.engine.close()
-    third.engine._worker._accepts_runs = True
+    third.engine._worker._slots = 1
     await third.backend.reached("gate")
     third.backend.release("gate")
     await third.backend.reached("end")
