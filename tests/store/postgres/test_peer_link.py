@@ -18,7 +18,7 @@ import asyncpg
 
 from antiphon.store.postgres import notifications as notifications_module
 from antiphon.store.postgres import peer_link
-from antiphon.store.postgres.notifications import HOLD_LOCK
+from antiphon.store.postgres.notifications import HOLD_LOCK, LISTENERS
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.store import PostgresStore
 from support.postgres_server import EmptySchema
@@ -40,10 +40,20 @@ async def open_link(url: str, stack: AsyncExitStack) -> PostgresPeerLink:
     return store.peer_link
 
 
+async def open_links(url: str, stack: AsyncExitStack, count: int) -> list[PostgresPeerLink]:
+    """Open links, and wait until the database has no others: those of an earlier test may end late."""
+    links = [await open_link(url, stack) for _ in range(count)]
+    async with asyncio.timeout(TIMEOUT):
+        channel = links[0]._notifications.channel
+        while len(await links[0]._pool.submit(LISTENERS, (channel,))) > count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return links
+
+
 @pytest.fixture
 async def links(postgres_url: str) -> AsyncIterator[list[PostgresPeerLink]]:
     async with AsyncExitStack() as stack, asyncio.timeout(TIMEOUT):
-        yield [await open_link(postgres_url, stack) for _ in range(3)]
+        yield await open_links(postgres_url, stack, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +206,7 @@ async def test_question_waits_for_processes_that_reconnect(
 
 async def test_process_alone_on_its_database_asks_no_question(postgres_url: str) -> None:
     async with AsyncExitStack() as stack, asyncio.timeout(TIMEOUT):
-        link = await open_link(postgres_url, stack)
+        (link,) = await open_links(postgres_url, stack, 1)
         sent: list[str] = []
         link._notifications.send_message = sent.append  # type: ignore[method-assign]
         assert await link.ask("repeat", b"a") == []
