@@ -42,6 +42,7 @@ def look_up(city: str) -> str:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    assert join_engines() == []  # the thread of an engine ends after the engine is closed
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "antiphon.toml"
     path.write_text(SETTINGS)
