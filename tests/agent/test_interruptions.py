@@ -19,6 +19,7 @@ from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import OnInterrupt
 from antiphon.tools.executor import make_error_result
+from support.idle_clock import pass_time
 from support.scripted_model import ScriptedModel, call, look_up, outputs_of, usage
 
 PAY = call("pay", {"amount": 5}, "call_p")
@@ -206,6 +207,7 @@ async def run_stubborn(in_process: ScriptedModel, *, tool_seconds: float | None,
     @tool(timeout=tool_seconds)
     async def stay() -> str:
         """Ignore every cancellation."""
+        pass_time(limits.seconds or 0)
         while not let_go.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await let_go.wait()
@@ -213,7 +215,7 @@ async def run_stubborn(in_process: ScriptedModel, *, tool_seconds: float | None,
         return "too late"
 
     in_process.set_answers([call("stay")], "Well.")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(75):
         outcome = await in_process.agent(tools=[stay], limits=limits).run("Go.")
         let_go.set()
         await gone.wait()
@@ -227,7 +229,7 @@ async def test_tool_that_does_not_stop_at_its_time_limit_is_abandoned(in_process
 
 
 async def test_run_ends_at_its_deadline_although_a_tool_does_not_stop(in_process: ScriptedModel) -> None:
-    outcome = await run_stubborn(in_process, tool_seconds=None, limits=Limits(seconds=0.3))
+    outcome = await run_stubborn(in_process, tool_seconds=None, limits=Limits(seconds=60))
     assert (outcome.kind, [each.name for each in outcome.abandoned]) == ("deadline", ["stay"])
 
 
@@ -245,13 +247,15 @@ async def test_usage_of_an_unfinished_subagent_is_in_the_outcome(in_process: Scr
     ask = [call("expert", {"input": "Wait."}, "call_e"), usage(10, 1)]
     in_process.set_answers(ask, [call("wait"), usage(100, 20)])
     expert = in_process.agent(tools=[wait])
-    limits = Limits(seconds=0.5) if way == "deadline" else Limits()
+    limits = Limits(seconds=60) if way == "deadline" else Limits()
     agent = in_process.agent(tools=[expert.as_tool("expert", "Waits.")], limits=limits)
     cancel = asyncio.Event()
     running = asyncio.ensure_future(agent.run("Go.", cancel=cancel))
     await begun.wait()
     if way == "cancelled":
         cancel.set()
+    else:
+        pass_time(60)
     outcome = await running
     assert (outcome.kind, outcome.usage.total_tokens, outcome.tool_calls) == (way, 131, 2)
 

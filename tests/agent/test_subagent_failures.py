@@ -15,6 +15,7 @@ from antiphon import (
 from antiphon.errors import ServerError
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger
+from support.idle_clock import pass_time
 from support.scripted_model import ScriptedModel, call
 
 PAY = call("pay", {"amount": 5}, "call_p")
@@ -101,11 +102,12 @@ async def test_parent_reads_which_calls_a_deadline_of_the_subagent_interrupted(i
     @tool
     async def wait() -> str:
         """Wait."""
+        pass_time(60)
         await asyncio.Event().wait()
         return ""
 
     in_process.set_answers([ASK], [call("wait")], "Done.")
-    expert = in_process.agent(tools=[wait], limits=Limits(seconds=0.1))
+    expert = in_process.agent(tools=[wait], limits=Limits(seconds=60))
     outcome = await in_process.agent(tools=[expert.as_tool("expert", "Pays.")]).run("Go.")
     assert "whether they have had an effect is not known: wait({})" in outcome.history[-2]["output"]
 

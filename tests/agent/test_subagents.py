@@ -10,6 +10,7 @@ from antiphon.agent.outcome import RunEnded, ToolProgress, TurnFinished
 from antiphon.agent.transports.base import Events, Transport
 from antiphon.ledger import Ledger
 from antiphon.tools.executor import STOP_SECONDS
+from support.idle_clock import pass_time
 from support.scripted_model import HOLD, ScriptedModel, call, outputs_of
 
 
@@ -136,10 +137,13 @@ async def test_limits_of_a_subagent_tool_replace_those_of_the_agent(in_process: 
 
 async def test_timed_out_subagent_is_an_error_for_the_model(in_process: ScriptedModel) -> None:
     in_process.set_answers([call("expert", {"input": "Bern?"})], [HOLD], "No idea.")
-    expert = in_process.agent(name="expert").as_tool("expert", "Knows.", timeout=0.05)
-    outcome = await in_process.agent(tools=[expert]).run("Go.")
+    expert = in_process.agent(name="expert").as_tool("expert", "Knows.", timeout=60)
+    running = asyncio.ensure_future(in_process.agent(tools=[expert]).run("Go."))
+    await in_process.until_held()
+    pass_time(60)
+    outcome = await running
     assert (outcome.kind, outcome.text) == ("final", "No idea.")
-    assert "took longer than 0.05 seconds" in outputs_of(in_process.sent[-1])[0][1]
+    assert "took longer than 60 seconds" in outputs_of(in_process.sent[-1])[0][1]
 
 
 async def test_output_of_a_subagent_is_read_by_a_function(in_process: ScriptedModel) -> None:

@@ -11,11 +11,14 @@ from antiphon import Agent, Limits, Tool, ToolContext, tool
 from antiphon.agent.guardrails import ResultCheck
 from antiphon.ledger import Ledger
 from antiphon.tools.base import OnInterrupt
+from support.idle_clock import pass_time
 from support.scripted_model import ScriptedModel, Step, call, look_up, outputs_of, usage
 
 ASK = call("expert", {"input": "Pay."}, "call_e")
 PAY = call("pay", {"amount": 5}, "call_p")
 FIRST_KEY = "run_1:1:0:1:0"
+LIMIT_SECONDS = 60.0
+"""The time limit of subagents. It passes when a call of `Payments` hangs."""
 
 
 class Payments:
@@ -33,6 +36,7 @@ class Payments:
             self.keys.append(context.idempotency_key)
             self.started.set()
             if len(self.keys) <= self._hanging:
+                pass_time(LIMIT_SECONDS)
                 await asyncio.Event().wait()
             return f"paid {amount}"
 
@@ -48,7 +52,8 @@ def make_agent(request: pytest.FixtureRequest, in_process: ScriptedModel) -> Mak
 
     def make(pay: Tool) -> Agent:
         expert = in_process.agent(name="expert", tools=[pay])
-        options: dict[str, Any] = {"limits": Limits(seconds=0.2)} if request.param == "deadline" else {"timeout": 0.2}
+        deadline = {"limits": Limits(seconds=LIMIT_SECONDS)}
+        options: dict[str, Any] = deadline if request.param == "deadline" else {"timeout": LIMIT_SECONDS}
         return in_process.agent(tools=[expert.as_tool("expert", "Pays.", **options)])
 
     return make
@@ -111,7 +116,7 @@ async def test_timed_out_attempt_is_resumed_without_a_ledger(in_process: Scripte
     payments = Payments()
     in_process.set_answers([ASK], [PAY], "Paid.", "Done.")
     expert = in_process.agent(name="expert", tools=[payments.make_tool()])
-    pays = expert.as_tool("expert", "Pays.", timeout=0.2)
+    pays = expert.as_tool("expert", "Pays.", timeout=LIMIT_SECONDS)
     agent = in_process.agent(tools=[structs.replace(pays, retries=1)])
     outcome = await agent.run("Go.", run_id="run_1")
     assert (outcome.kind, payments.keys) == ("final", [FIRST_KEY] * 2)
@@ -200,7 +205,7 @@ async def test_usage_of_a_repetition_that_fails_counts_once(in_process: Scripted
     payments = Payments()
     inner = in_process.agent(name="inner", tools=[payments.make_tool(), look_up], limits=Limits(turns=1, tokens=50))
     middle = in_process.agent(name="middle", tools=[inner.as_tool("inner", "Pays.")])
-    agent = in_process.agent(tools=[middle.as_tool("middle", "Asks.", limits=Limits(seconds=0.2))])
+    agent = in_process.agent(tools=[middle.as_tool("middle", "Asks.", limits=Limits(seconds=LIMIT_SECONDS))])
     first = ([ASK_MIDDLE], [ASK_INNER], [PAY])
     in_process.set_answers(*with_usage(*first, [ASK_MIDDLE], [ASK_INNER], WELL, [ASK_INNER], WELL, WELL))
     outcome = await agent.run("Go.", run_id="run_1")
