@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 
 from support.certificates import Authority
 from support.crashing_server import KillableServer, wait_until
+from support.ports import port_of, reserve_port
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 FILES = Path(__file__).parents[2] / "deploy" / "nginx"
@@ -27,11 +28,10 @@ FILES = Path(__file__).parents[2] / "deploy" / "nginx"
 pytestmark = pytest.mark.skipif(not Path(NGINX).exists(), reason="needs nginx")
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserve_port() as reserved:
+        yield port_of(reserved)
 
 
 def write_configuration(folder: Path, port: int, nodes: list[str], *, tls_port: int = 0) -> Path:
@@ -57,21 +57,21 @@ def make_command(configuration: Path, *options: str) -> list[str]:
     return [NGINX, "-e", "stderr", "-c", str(configuration), "-g", f"{user}daemon off;", *options]
 
 
-def test_configuration_with_and_without_tls_is_valid(tmp_path: Path) -> None:
+def test_configuration_with_and_without_tls_is_valid(tmp_path: Path, port: int) -> None:
     path = Authority(tmp_path).write_certificate("127.0.0.1")
     for name in ("certificate.pem", "key.pem"):
         shutil.copy(path, tmp_path / name)
-    for tls_port in (0, find_free_port()):
-        nodes = ["127.0.0.1:1", "127.0.0.1:2"]
-        configuration = write_configuration(tmp_path, find_free_port(), nodes, tls_port=tls_port)
-        checked = subprocess.run(make_command(configuration, "-t"), capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, checked.stderr
-        assert "warn" not in checked.stderr
+    nodes = ["127.0.0.1:1", "127.0.0.1:2"]
+    with reserve_port() as reserved:
+        for tls_port in (0, port_of(reserved)):
+            configuration = write_configuration(tmp_path, port, nodes, tls_port=tls_port)
+            checked = subprocess.run(make_command(configuration, "-t"), capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, checked.stderr
+            assert "warn" not in checked.stderr
 
 
 @pytest.mark.skipif(0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 17000, reason="needs 17000 open files")
-def test_proxy_accepts_all_its_connections_with_a_low_limit_of_open_files(tmp_path: Path) -> None:
-    port = find_free_port()
+def test_proxy_accepts_all_its_connections_with_a_low_limit_of_open_files(tmp_path: Path, port: int) -> None:
     command = shlex.join(make_command(write_configuration(tmp_path, port, ["127.0.0.1:1", "127.0.0.1:2"])))
     process = subprocess.Popen(["/bin/sh", "-c", f"ulimit -S -n 64 && exec {command}"])
     try:
@@ -87,11 +87,10 @@ def test_proxy_accepts_all_its_connections_with_a_low_limit_of_open_files(tmp_pa
         process.wait(30)
 
 
-def test_proxy_passes_a_body_on_while_it_arrives(tmp_path: Path) -> None:
+def test_proxy_passes_a_body_on_while_it_arrives(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as node:
         node.settimeout(60)
         address = f"127.0.0.1:{node.getsockname()[1]}"
-        port = find_free_port()
         process = subprocess.Popen(make_command(write_configuration(tmp_path, port, [address, address])))
         try:
             wait_until(lambda: can_connect(port))
@@ -141,8 +140,7 @@ def stop_node(node: KillableServer) -> None:
 
 
 @pytest.fixture
-def proxy(tmp_path: Path, nodes: list[KillableServer]) -> Iterator[str]:
-    port = find_free_port()
+def proxy(tmp_path: Path, port: int, nodes: list[KillableServer]) -> Iterator[str]:
     configuration = write_configuration(tmp_path, port, [node.address for node in nodes])
     process = subprocess.Popen(make_command(configuration))
     try:

@@ -33,6 +33,7 @@ from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.function import tool
 from antiphon.tools.mcp import McpServer
 from support.crashing_agent import RUN_ID, Script, make_calls
+from support.ports import port_of, reserve_port
 
 Interrupt = Callable[[], Coroutine[Any, Any, None]]
 
@@ -120,10 +121,8 @@ def serve_mcp(port: int, current: Path) -> None:
 @contextlib.contextmanager
 def running_mcp_server(current: Path) -> Iterator[str]:
     """Serve the tool in a process of its own and yield its URL."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    with reserve_port() as reserved:
+        port = port_of(reserved)
         child = os.fork()
         if not child:
             serve_mcp(port, current)

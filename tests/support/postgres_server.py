@@ -6,20 +6,20 @@ All test processes of a session share one server. `ANTIPHON_TEST_PG` is the URL 
 import asyncio
 import fcntl
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from support.ports import port_of, reserve_port
 
 URL_VARIABLE = "ANTIPHON_TEST_PG"
 # Tests never need the data after a crash of the machine.
@@ -92,7 +92,8 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="antiphon-pg-"))
         if self._user is not None:
             shutil.chown(self.folder, self._user)
-        self.port = find_port()
+        self._reserved = reserve_port()
+        self.port = port_of(self._reserved)
         self._process: subprocess.Popen[bytes] | None = None
         if copy_of is None:
             self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=utf8")
@@ -148,6 +149,7 @@ class PostgresServer:
 
     def remove(self) -> None:
         self.stop()
+        self._reserved.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -229,12 +231,3 @@ def _choose_user() -> str | None:
     ensure_folder_permissions(programs, executable | readable)
     ensure_folder_permissions(programs.parent / "lib", readable)
     return "pgserver"
-
-
-def find_port() -> int:
-    """Return a free port that stays free: the system gives other programs only higher ones (32768 or more)."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port

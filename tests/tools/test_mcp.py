@@ -25,6 +25,7 @@ from antiphon.testing.scripted import ScriptedTransport
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor
 from antiphon.tools.mcp import McpServer
+from support.ports import port_of, reserve_port
 
 PROGRAM = Path(__file__).parents[1] / "support" / "mcp_server.py"
 WAIT_SECONDS = 30
@@ -38,14 +39,6 @@ forkserver.set_forkserver_preload(["mcp.server.mcpserver", "mcp.server.streamabl
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
-def reserve_port() -> socket.socket:
-    """Return a bound socket. The system assigns its port to no other process while it is open."""
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved
-
-
 class HttpProgram:
     """The test server over HTTP in a process that can be killed and restarted."""
 
@@ -53,7 +46,7 @@ class HttpProgram:
         self.folder = folder
         self._era = era
         self._reserved = reserve_port()
-        self._port = self._reserved.getsockname()[1]
+        self._port = port_of(self._reserved)
         self.url = f"http://127.0.0.1:{self._port}/mcp"
         self._process: ForkServerProcess | None = None
 

@@ -18,7 +18,8 @@ from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.store.postgres.connection import IDLE_SECONDS
 from antiphon.store.postgres.store import PostgresStore
-from support.postgres_server import EmptySchema, find_port, is_installed
+from support.ports import port_of, reserve_port
+from support.postgres_server import EmptySchema, is_installed
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 MakeStored = Callable[..., StoredResponse]
@@ -31,7 +32,8 @@ def pooled_url(postgres_server: str, postgres_url: str) -> Iterator[str]:
     """The URL of the store through a pooler with two sessions."""
     server = urlsplit(postgres_server)
     schema = postgres_url.rpartition("=")[2]
-    port = find_port()
+    reserved = reserve_port()
+    port = port_of(reserved)
     folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     config = folder / "pgbouncer.ini"
     config.write_text(
@@ -57,6 +59,7 @@ max_client_conn = 100
     yield f"postgresql://postgres@127.0.0.1:{port}/data"
     process.terminate()
     process.communicate()
+    reserved.close()
     shutil.rmtree(folder)
 
 
