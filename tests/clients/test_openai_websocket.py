@@ -61,6 +61,7 @@ async def test_turns_continue_without_being_stored(connection: AsyncResponsesCon
 
 async def test_two_lanes_run_concurrently(running: LiveServer, connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="slowly", stream_id="slow")
+    running.wait_for(lambda: running.backend.reached("gate"))
     await connection.response.create(model="scripted", input="hi", stream_id="quick")
     first = await read(connection)
     assert (first[-1].stream_id, text_of(first[-1])) == ("quick", "1 hi")
