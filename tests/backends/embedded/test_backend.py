@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest_asyncio
 
 from antiphon.backends.base import Turn
 from antiphon.backends.embedded.backend import EmbeddedBackend, create
+from antiphon.backends.embedded.model import Generation
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Unavailable
 from antiphon.protocol import codec
@@ -22,6 +25,7 @@ from antiphon.stream.deltas import Delta, Finish, Text, TokenUsage, ToolCall
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WINDOW = 512
+HELD_CHUNKS = 20
 
 
 def function(name: str, description: str, **properties: Any) -> dict[str, Any]:
@@ -63,6 +67,26 @@ async def backend(shallow_weights: Path) -> AsyncIterator[EmbeddedBackend]:
     await backend.start()
     yield backend
     await backend.close()
+
+
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that every answer waits for after its first chunks. Otherwise it may end before the test reads it."""
+    go_on, chunks = threading.Event(), Counter[Generation]()
+    receive = Generation.receive
+
+    def receive_and_wait(generation: Generation, data: bytes) -> bool:
+        chunks[generation] += 1
+        assert chunks[generation] < HELD_CHUNKS or go_on.wait(60)
+        return receive(generation, data)
+
+    monkeypatch.setattr(Generation, "receive", receive_and_wait)
+    return go_on
+
+
+async def until_one_waits(backend: EmbeddedBackend) -> None:
+    while not backend.queue.waiting:  # noqa: ASYNC110 - no event shows it
+        await asyncio.sleep(0)
 
 
 def make_turn(input: Any, **parameters: Any) -> Turn:
@@ -342,15 +366,17 @@ async def test_closed_answer_frees_its_slot(backend: EmbeddedBackend) -> None:
     assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_cancelled_turn_leaves_the_queue(backend: EmbeddedBackend) -> None:
+async def test_cancelled_turn_leaves_the_queue(backend: EmbeddedBackend, go_on: threading.Event) -> None:
     running = [await backend.stream(make_turn("Count to a million.")) for _ in range(2)]
     for answer in running:
         await anext(answer)
     waiting = asyncio.create_task(generate(backend, "Hello"))
-    await anext(running[0])
+    await until_one_waits(backend)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    assert backend.queue.waiting == 0
+    go_on.set()
     for answer in running:
         await answer.aclose()
     assert (await generate(backend, "Hi", max_output_tokens=2)).text
@@ -362,16 +388,18 @@ async def test_answer_that_was_not_started_takes_no_slot(backend: EmbeddedBacken
     assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_closing_the_backend_ends_running_and_queued_turns(shallow_weights: Path) -> None:
+async def test_closing_the_backend_ends_running_and_queued_turns(shallow_weights: Path, go_on: threading.Event) -> None:
     backend = EmbeddedBackend(shallow_weights, context=WINDOW, slots=1)
     await backend.start()
     running = await backend.stream(make_turn("Count to a million."))
     queued = asyncio.ensure_future(backend.stream(make_turn("Count to a million.")))
     await anext(running)
-    await anext(running)
-    await backend.close()
+    await until_one_waits(backend)
+    closing = asyncio.ensure_future(backend.close())
     with pytest.raises(Unavailable):
         await queued
+    go_on.set()
+    await closing
     with pytest.raises(Unavailable):
         async for _ in running:
             pass
