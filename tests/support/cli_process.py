@@ -89,21 +89,24 @@ class Terminal:
         os.write(self._screen, text.encode())
 
     def press(self, key: str, *, until: str) -> None:
-        """Press a key until the text appears: readline misses an interrupt between two polls for input."""
+        """Press a key and wait until the text appears."""
+        self.type(key)
         while until not in self._text:
-            self.type(key)
-            while until not in self._text and self._is_readable(3):
+            if self._is_readable(1):
                 shown = self._read()
                 assert shown, f"the command ended after {self._text!r}"
                 self._text += shown
+            else:
+                self._wake()
         self.read_until(until)
 
     def leave_with(self, key: str) -> int:
-        """Press a key until the command ends, and return its exit status."""
+        """Press a key that ends the command, and return its exit status."""
+        self.type(key)
         while self._process.poll() is None:
-            self.type(key)
-            while self._is_readable(3) and self._read():
+            while self._is_readable(1) and self._read():
                 pass
+            self._wake()
         return self.wait()
 
     def hang_up(self) -> int:
@@ -123,6 +126,10 @@ class Terminal:
         self._process.wait()
         if self._screen >= 0:
             os.close(self._screen)
+
+    def _wake(self) -> None:
+        """Let readline look for an interrupt: it misses one between two polls for input."""
+        self._process.send_signal(signal.SIGWINCH)
 
     def _is_readable(self, seconds: float) -> bool:
         return bool(select.select([self._screen], [], [], seconds)[0])
