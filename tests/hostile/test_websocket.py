@@ -39,21 +39,29 @@ def make_frame(opcode: int, data: bytes = b"", *, fin: bool = True, declared: in
     return first + length + bytes(4) + data
 
 
+SETTINGS = {
+    "script": LONG,
+    "store": "memory:",
+    "keepalive_seconds": 0,
+    "max_body_bytes": 16 * MB,
+    "body_budget_bytes": 32 * MB,
+    "log_level": "warning",
+}
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """A server with the default deadlines: a busy machine may delay a client for seconds."""
+    started = Victim(tmp_path_factory.mktemp("patient"), **SETTINGS)
+    yield started
+    started.stop()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """A server with short deadlines, for all tests of this module."""
+    """A server with short deadlines, which no delay of a client makes wrong."""
     started = Victim(
-        tmp_path_factory.mktemp("websocket"),
-        script=LONG,
-        store="memory:",
-        keepalive_seconds=0,
-        max_body_bytes=16 * MB,
-        body_budget_bytes=32 * MB,
-        body_timeout_seconds=0.5,
-        write_timeout_seconds=0.8,
-        websocket_max_seconds=3,
-        websocket_first_message_seconds=2,
-        log_level="warning",
+        tmp_path_factory.mktemp("websocket"), body_timeout_seconds=0.5, write_timeout_seconds=0.8, **SETTINGS
     )
     yield started
     started.stop()
@@ -98,8 +106,8 @@ def read_close(client: socket.socket) -> tuple[int, str]:
     ],
     ids=["empty fragments", "small fragments", "empty pings", "pings", "pongs", "large message"],
 )
-def test_flood_of_frames_closes_the_connection(server: Victim, data: bytes, code: int, setting: str) -> None:
-    with connect(server) as client:
+def test_flood_of_frames_closes_the_connection(patient: Victim, data: bytes, code: int, setting: str) -> None:
+    with connect(patient) as client:
         client.sendall(data)
         closed, reason = read_close(client)
     assert (closed, setting in reason) == (code, True)
@@ -144,19 +152,20 @@ def test_flood_of_frames_does_not_delay_others(server: Victim, data: bytes) -> N
     ids=["whole", "fragments"],
 )
 def test_text_that_is_not_utf8_closes_the_connection_without_a_log_line(
-    server: Victim, data: bytes, end: bytes
+    patient: Victim, data: bytes, end: bytes
 ) -> None:
-    before = server.log()
-    with connect(server) as client:
+    before = patient.log()
+    with connect(patient) as client:
         client.sendall(data + end)
         assert read_close(client) == ((1000, "") if end else (1007, "a text message is not UTF-8"))
-    assert server.log() == before
+    lines = patient.log().removeprefix(before).splitlines()
+    assert not [line for line in lines if "the event loop" not in line]  # the watchdog may log a test before
 
 
-def test_fragments_of_usual_size_are_accepted(server: Victim) -> None:
+def test_fragments_of_usual_size_are_accepted(patient: Victim) -> None:
     message = json.dumps({"type": "response.create", "model": "scripted", "input": "x" * 4 * MB}).encode()
     parts = [message[index : index + 1024] for index in range(0, len(message), 1024)]
-    with connect(server) as client:
+    with connect(patient) as client:
         client.sendall(make_frame(TEXT, parts[0], fin=False))
         for part in parts[1:-1]:
             client.sendall(make_frame(CONTINUATION, part, fin=False))
@@ -167,26 +176,34 @@ def test_fragments_of_usual_size_are_accepted(server: Victim) -> None:
 # Deadlines
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "websocket_first_message_seconds"),
-        (make_frame(PING), "websocket_first_message_seconds"),
-        (b"\x89", "did not arrive in time"),
-        (make_frame(TEXT, b"{", declared=1000), "did not arrive in time"),
-        (make_frame(TEXT, b"{", fin=False), "did not arrive in time"),
-        (make_frame(TEXT, b"{", fin=False) + make_frame(PING), "did not arrive in time"),
-    ],
-    ids=["silent", "only a ping", "half a ping", "half a frame", "half a message", "ping within"],
-)
-def test_incomplete_message_times_out(server: Victim, data: bytes, reason: str) -> None:
+def check_timeout(server: Victim, data: bytes, reason: bytes) -> None:
     with connect(server) as client:
         client.sendall(data)
         received = b""
         while part := client.recv(65536):
             received += part
     assert received.removeprefix(b"\x8a\x00")[2:4] == struct.pack("!H", 1008)
-    assert reason.encode() in received
+    assert reason in received
+
+
+@pytest.mark.parametrize("data", [b"", make_frame(PING)], ids=["silent", "only a ping"])
+def test_connection_without_a_message_times_out(victim: StartVictim, data: bytes) -> None:
+    server = victim(store="memory:", keepalive_seconds=0, websocket_first_message_seconds=0.5)
+    check_timeout(server, data, b"websocket_first_message_seconds")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x89",
+        make_frame(TEXT, b"{", declared=1000),
+        make_frame(TEXT, b"{", fin=False),
+        make_frame(TEXT, b"{", fin=False) + make_frame(PING),
+    ],
+    ids=["half a ping", "half a frame", "half a message", "ping within"],
+)
+def test_incomplete_message_times_out(server: Victim, data: bytes) -> None:
+    check_timeout(server, data, b"did not arrive in time")
 
 
 def wait_for_end(client: socket.socket) -> None:
@@ -208,10 +225,11 @@ def test_client_that_reads_nothing_is_disconnected(server: Victim) -> None:
 
 
 def test_client_that_reads_nothing_is_closed_at_the_end_of_its_time(victim: StartVictim) -> None:
-    """The write timeout is longer than the lifetime, so it does not close the connection."""
-    server = victim(
-        script=LONG, store="memory:", keepalive_seconds=0, websocket_max_seconds=0.5, write_timeout_seconds=1
-    )
+    """The write timeout is longer than the lifetime, so it does not close the connection.
+
+    The lifetime is longer than a busy machine delays the requests.
+    """
+    server = victim(script=LONG, store="memory:", keepalive_seconds=0, websocket_max_seconds=4, write_timeout_seconds=8)
     with ExitStack() as stack:
         busy, idle = (stack.enter_context(connect(server)) for _ in range(2))
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -265,21 +283,21 @@ def test_large_requests_of_clients_that_do_not_read_share_the_budget(server: Vic
     assert server.peak_mb() < 400
 
 
-def test_responses_in_the_memory_of_idle_connections_give_way(server: Victim) -> None:
-    server.reset_peak()
-    before = server.rss_mb()
+def test_responses_in_the_memory_of_idle_connections_give_way(patient: Victim) -> None:
+    patient.reset_peak()
+    before = patient.rss_mb()
     fields = {"model": "scripted", "input": "x" * 12 * MB, "store": False}
     frame = make_frame(TEXT, json.dumps({"type": "response.create"} | fields).encode())
     with ExitStack() as stack:
         for _ in range(10):
-            client = stack.enter_context(connect(server))
+            client = stack.enter_context(connect(patient))
             client.sendall(frame)
             received = b""
             while b'"type":"response.completed"' not in received:
                 part = client.recv(65536)
                 assert part, received
                 received += part
-        assert server.rss_mb() < before + 150
+        assert patient.rss_mb() < before + 150
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream_id": True}], ids=["one lane", "many lanes"])
