@@ -117,7 +117,7 @@ async def answer_without_end(peer: Peer) -> None:
 
 
 def start_victim(victim: Callable[..., Victim], url: str, **settings: Any) -> Victim:
-    options = {"base_url": url, "request_retries": 0, "stream_retries": 0, "idle_timeout": 0.3}
+    options = {"base_url": url, "request_retries": 0, "stream_retries": 0}
     backends = {
         name: {"kind": kind, "models": [model for model in ANSWERS if model.startswith(name)]} | options
         for name, kind in KINDS.items()
