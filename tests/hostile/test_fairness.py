@@ -188,9 +188,9 @@ def test_queue_of_an_upstream_is_bounded_and_a_fallback_takes_over(
     models = {"m": "slow/m", "either": ["slow/m", "spare/scripted"]}
     server = victim(backends=backends, models=models, queued_per_project=1, **AT_ONCE)
     body = {"model": "m", "input": "hi"}
-    with send(server, "none", model="m") as running, send(server, "none", model="m") as waiting:
-        read_until(running, b"begun")
-        assert read_head(waiting)[0] == 200
+    with ExitStack() as connections:
+        read_until(connections.enter_context(send(server, "none", model="m")), b"begun")
+        assert read_head(connections.enter_context(send(server, "none", model="m")))[0] == 200
         refused = server.ask("POST", "/v1/responses", body)
         assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
