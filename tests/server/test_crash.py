@@ -16,6 +16,8 @@ from antiphon.stream.fold import fold
 from support.crashing_server import TIMEOUT, KillableServer, StreamReader, read_events, wait_until
 
 Start = Callable[..., KillableServer]
+# Longer than a busy machine stops a server: the lease of a server that lives must not expire.
+LEASE = 6
 
 
 @pytest.fixture
@@ -121,8 +123,8 @@ def test_queued_response_runs_after_the_crash(start: Start) -> None:
 
 def test_second_server_claims_runs_only_after_the_first_dies(start: Start) -> None:
     """The second server can cancel a run of the first one through the shared store."""
-    settings = {"background_lease_seconds": 2}
-    slow = make_text_steps([" first"] * 6, delay=0.5, ends=True)  # longer than a lease
+    settings = {"background_lease_seconds": LEASE}
+    slow = make_text_steps([" first"] * (LEASE + 1), delay=1, ends=True)  # longer than a lease
     script = {"rules": [{"user": "slow", "answers": [slow]}, {"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     first = start(script, **settings)
     slowly, unwanted, orphaned = (
@@ -135,7 +137,7 @@ def test_second_server_claims_runs_only_after_the_first_dies(start: Start) -> No
     reader = StreamReader(second, slowly)
     assert second.ask("POST", f"/v1/responses/{unwanted}/cancel")["status"] == "cancelled"
     reader.join()
-    assert check_stream(reader.events)["output"][0]["content"][0]["text"] == " first" * 6
+    assert check_stream(reader.events)["output"][0]["content"][0]["text"] == " first" * (LEASE + 1)
     assert first.status(orphaned) == "in_progress"
     first.kill()
     wait_until(lambda: second.status(orphaned) == "completed")
@@ -143,7 +145,7 @@ def test_second_server_claims_runs_only_after_the_first_dies(start: Start) -> No
 
 
 def test_two_servers_share_limits_and_the_second_takes_over(start: Start) -> None:
-    settings = {"background_lease_seconds": 2, "background_concurrency": 1, "background_starts_per_minute": 2}
+    settings = {"background_lease_seconds": LEASE, "background_concurrency": 1, "background_starts_per_minute": 2}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}], "default": "done"}
     first = start(script, **settings)
     blocking = first.start_background("block")
