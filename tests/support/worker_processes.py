@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from support.crashing_server import TIMEOUT, KillableServer
+from support.crashing_server import TIMEOUT, KillableServer, wait_until
 
 
 class RunningProcess(Protocol):
@@ -26,10 +26,15 @@ def list_workers(server: RunningProcess) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Return False if the process has ended, even if its parent has not noticed it."""
+    return read_state(pid) not in {"", "Z"}
+
+
+def read_state(pid: int) -> str:
+    """Return the letter of the state of a process, or "" if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 class WorkerConnection:
@@ -56,6 +61,7 @@ def frozen(*pids: int) -> Iterator[None]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: all(read_state(pid) in {"T", "Z", ""} for pid in pids))  # a system call ends before
         yield
     finally:
         for pid in pids:
