@@ -20,7 +20,8 @@ from support.victim import TIMEOUT, Victim
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 SECONDS = 12
-PROBES = 150
+# So many that three probes which the machine stops do not change the percentile.
+PROBES = 400
 MB = 2**20
 HONEST = {"Authorization": "Bearer sk-ada"}
 SCRIPT = {"rules": [{"user": "long", "answers": [[{"text": ["x" * 1000] * 2000}]]}], "default": "Hello."}
