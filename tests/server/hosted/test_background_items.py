@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "background_lease_seconds": 0.5,
     "seal_keys": [base64.b64encode(bytes(32)).decode()],
 }
+# No lease of this length expires in a test: the other process does not repeat the calls of one that was stopped.
+LONG_LEASE = {"background_lease_seconds": 3600}
 
 StartServer = Callable[..., KillableServer]
 
@@ -104,10 +106,10 @@ def test_poll_shows_finished_items_in_every_process(
     start_server: StartServer, mcp: WireServer, gate: Gate, request: pytest.FixtureRequest, nodes: str
 ) -> None:
     if nodes == "workers":
-        servers = [start_server(workers=2)] * 8  # connections reach both workers
+        servers = [start_server(workers=2, **LONG_LEASE)] * 8  # connections reach both workers
     else:
         url = request.getfixturevalue("postgres_url")
-        servers = [start_server(store=url), start_server(store=url)]
+        servers = [start_server(store=url, **LONG_LEASE), start_server(store=url, **LONG_LEASE)]
     response_id = begin(servers[0], mcp)
     clients = [connect(server) for server in servers]
     finished = [("mcp_call", "quick", "completed")]
