@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
 LONG_LEASE = {"background_lease_seconds": 3600}
 
 StartServer = Callable[..., KillableServer]
+Connect = Callable[[KillableServer], OpenAI]
 
 
 class Gate:
@@ -85,8 +86,16 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
             server.kill()
 
 
-def connect(server: KillableServer) -> OpenAI:
-    return OpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0)
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Return a function that makes a client. It is closed: a test warns if its sockets are garbage collected."""
+    with contextlib.ExitStack() as clients:
+
+        def make_client(server: KillableServer) -> OpenAI:
+            client = OpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0)
+            return clients.enter_context(client)
+
+        yield make_client
 
 
 def begin(server: KillableServer, mcp: WireServer) -> str:
@@ -103,7 +112,12 @@ def show(response: Any) -> tuple[str, list[Any]]:
 
 @pytest.mark.parametrize("nodes", ["workers", "postgresql"])
 def test_poll_shows_finished_items_in_every_process(
-    start_server: StartServer, mcp: WireServer, gate: Gate, request: pytest.FixtureRequest, nodes: str
+    start_server: StartServer,
+    connect: Connect,
+    mcp: WireServer,
+    gate: Gate,
+    request: pytest.FixtureRequest,
+    nodes: str,
 ) -> None:
     if nodes == "workers":
         servers = [start_server(workers=2, **LONG_LEASE)] * 8  # connections reach both workers
@@ -127,7 +141,7 @@ def test_poll_shows_finished_items_in_every_process(
     assert show(completed[0]) == ("completed", [*finished, *rest])
 
 
-def test_cancelled_response_keeps_finished_items(start_server: StartServer, mcp: WireServer) -> None:
+def test_cancelled_response_keeps_finished_items(start_server: StartServer, connect: Connect, mcp: WireServer) -> None:
     server = start_server()
     response_id = begin(server, mcp)
     cancelled = connect(server).responses.cancel(response_id)
@@ -135,11 +149,11 @@ def test_cancelled_response_keeps_finished_items(start_server: StartServer, mcp:
     assert connect(server).responses.retrieve(response_id) == cancelled
 
 
-def crash(server: KillableServer, mcp: WireServer, *, is_watched: bool) -> tuple[str, list[Any]]:
+def crash(server: KillableServer, client: OpenAI, mcp: WireServer, *, is_watched: bool) -> tuple[str, list[Any]]:
     """Kill a server that runs a response. Return the id of the response and the items that it had finished."""
     response_id = begin(server, mcp)
-    wait_until(lambda: len(connect(server).responses.retrieve(response_id).output) == 2)
-    before = connect(server).responses.retrieve(response_id).output
+    wait_until(lambda: len(client.responses.retrieve(response_id).output) == 2)
+    before = client.responses.retrieve(response_id).output
     if is_watched:
         StreamReader(server, response_id).wait_for(b'"slow"')
     server.kill()
@@ -148,9 +162,10 @@ def crash(server: KillableServer, mcp: WireServer, *, is_watched: bool) -> tuple
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_items_before_a_crash_stay_if_the_tool_cannot_be_opened_again(
-    start_server: StartServer, mcp: WireServer, *, is_watched: bool
+    start_server: StartServer, connect: Connect, mcp: WireServer, *, is_watched: bool
 ) -> None:
-    response_id, before = crash(start_server(), mcp, is_watched=is_watched)
+    server = start_server()
+    response_id, before = crash(server, connect(server), mcp, is_watched=is_watched)
 
     server = start_server(outbound_allow=[])
     wait_until(lambda: server.status(response_id) in FINAL_STATUSES)
@@ -162,9 +177,10 @@ def test_items_before_a_crash_stay_if_the_tool_cannot_be_opened_again(
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_items_before_a_crash_stay_if_the_response_is_cancelled_after_it(
-    start_server: StartServer, mcp: WireServer, *, is_watched: bool
+    start_server: StartServer, connect: Connect, mcp: WireServer, *, is_watched: bool
 ) -> None:
-    response_id, before = crash(start_server(), mcp, is_watched=is_watched)
+    server = start_server()
+    response_id, before = crash(server, connect(server), mcp, is_watched=is_watched)
     server = start_server()
     cancelled = connect(server).responses.cancel(response_id)
     assert (cancelled.status, cancelled.output[:2]) == ("cancelled", before)
