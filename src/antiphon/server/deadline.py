@@ -27,8 +27,9 @@ class Deadline:
             self._start()
 
     def stop(self) -> None:
-        """Cancel the timer: the connection has ended."""
+        """Cancel the timer: the connection has ended, and there is no further deadline."""
         self.ends_at = math.inf
+        self._on_end = _do_nothing  # it refers to the connection
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -46,3 +47,7 @@ class Deadline:
             self._on_end()
         elif self.ends_at != math.inf:
             self._start()
+
+
+def _do_nothing() -> None:
+    pass

@@ -89,7 +89,7 @@ class HttpCycle(RequestResponseCycle):
             if not self.response_complete and not self.disconnected:
                 self._fail("The application returned without completing the response.")
         finally:
-            self.on_response = _do_nothing
+            self.on_response, self.scope = _do_nothing, None  # they refer to the connection
             # Here, and not in a callback of the task: a callback takes another iteration of the event loop.
             self._tasks.discard(self._task)
 

@@ -115,6 +115,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._on_disconnect is not None:
             self._on_disconnect()
+        # Break the reference cycles, so that no connection waits for the garbage collector. The request that is served
+        # still needs `_served`, and breaks its own cycle.
+        self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn does before the first request
+        self._extensions = {}
 
     def mark_authenticated(self) -> None:
         """Exempt this connection from the limits for unauthenticated ones."""
@@ -152,8 +156,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def watch_disconnect(self, callback: Callable[[], None] | None) -> bool:
         """Set the function to call when the connection is lost. Return False if it is lost already."""
-        self._on_disconnect = callback
-        return self in self.connections
+        is_connected = self in self.connections
+        self._on_disconnect = callback if is_connected else None
+        return is_connected
 
     def write_body(self, body: bytes) -> bool:
         """Write a part of the current response if that needs no waiting, and return True if it was written."""

@@ -125,7 +125,10 @@ class Run:
                 try:
                     batch: Sequence[Delta] = self._interruption[:1] or await anext(deltas)
                 except BaseException as error:
-                    batch = self._handle_error(error)
+                    ending = self._find_ending(error)
+                    if ending is None:
+                        raise
+                    batch = ending
                 finally:
                     self._waiting = None
                 events = self._compose(batch)
@@ -219,19 +222,19 @@ class Run:
         if waiting is not None:
             waiting.cancel()
 
-    def _handle_error(self, error: BaseException) -> Sequence[Delta]:
-        """Return the end of a response whose next deltas could not be read. Raise the error if it must not end here."""
+    def _find_ending(self, error: BaseException) -> Sequence[Delta] | None:
+        """Return the end of a response whose next deltas could not be read. Return None if it must not end here."""
         if isinstance(error, StopAsyncIteration):
             return [Failure("The model's answer ended unexpectedly.", "model_error", "model_error")]
         if isinstance(error, LeaseLost):
-            raise error
+            return None
         if isinstance(error, AntiphonError):
             return [Failure(error.message, error.code or "server_error", error.type, error.param)]
         if isinstance(error, asyncio.CancelledError) and self._interruption and self._reader is not None:
             self._reader.uncancel()
             return self._interruption[:1]
         if isinstance(error, Postponed) or not isinstance(error, Exception):
-            raise error
+            return None
         logger.error("the backend failed", exc_info=error, extra={"response_id": self.response.id})
         return [_UNEXPECTED]
 
