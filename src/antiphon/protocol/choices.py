@@ -1,5 +1,6 @@
 """The allowed values of a field, found in the types of the API: msgspec's errors do not name them."""
 
+import functools
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -76,9 +77,14 @@ def _list_field_types(structs: Iterable[type[Struct]], name: str) -> Iterator[An
     for struct in structs:
         if struct.__struct_config__.tag is not None and struct.__struct_config__.tag_field == name:
             yield Literal[struct.__struct_config__.tag]
-        for field in msgspec.structs.fields(struct):
-            if field.encode_name == name:
-                yield from _expand(field.type)
+        kind = _get_field_types(struct).get(name)
+        if kind is not None:
+            yield from _expand(kind)
+
+
+@functools.cache
+def _get_field_types(struct: type[Struct]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def _list_strings(kind: Any) -> Sequence[str]:

@@ -89,7 +89,9 @@ class HttpCycle(RequestResponseCycle):
             if not self.response_complete and not self.disconnected:
                 self._fail("The application returned without completing the response.")
         finally:
-            self.on_response, self.scope = _do_nothing, None  # they refer to the connection
+            # These refer to the connection, which refers to this request.
+            self.on_response = _do_nothing
+            self.scope = None  # type: ignore[assignment]  # nothing reads it any more
             # Here, and not in a callback of the task: a callback takes another iteration of the event loop.
             self._tasks.discard(self._task)
 

@@ -115,8 +115,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._on_disconnect is not None:
             self._on_disconnect()
-        # Break the reference cycles, so that no connection waits for the garbage collector. The request that is served
-        # still needs `_served`, and breaks its own cycle.
+        self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """Drop the references that lead back to this object, so that no connection waits for the garbage collector.
+
+        A request that is still served needs `_served`. It drops its own references to the connection when it ends.
+        """
         self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn does before the first request
         self._extensions = {}
 
@@ -494,8 +499,8 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._limits.connections.replace(self, successor)
         successor.check_handshake()
-        # Break the reference cycle, so that an idle WebSocket does not hold both until the next garbage collection.
         self.parser = None  # type: ignore[assignment]  # as uvicorn does when a connection ends
+        self._break_cycles()
 
 
 def _is_incomplete(cycle: RequestResponseCycle | None) -> bool:

@@ -116,6 +116,7 @@ class DeltaStream:
         self._body = bytearray()  # of a response that is not an event stream
         self._repairer = SurrogateRepairer()
         self._text_reader = reader if isinstance(reader, PlainAnswerReader) else None
+        # The error that followed the deltas of a read. It comes after them, however the network split the stream.
         self._failure: AntiphonError | None = None
         self._reading: asyncio.Task[Sequence[Delta] | AntiphonError] | None = None  # of a large message
         self._idle_timeout = math.inf
@@ -142,8 +143,7 @@ class DeltaStream:
 
     def take(self) -> Sequence[Delta] | None:
         """Return the result of `read`, or None if it would have to `wait`."""
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         if self._reading is not None:
             return self._take_large(self._reading)
         try:
@@ -170,7 +170,10 @@ class DeltaStream:
     def check(self) -> None:
         """Raise the error that followed the deltas of the last read."""
         if self._failure is not None:
-            raise self._failure
+            try:
+                raise self._failure
+            finally:
+                self._failure = None  # its traceback refers to this stream
 
     def _check_size(self) -> None:
         self._size_limit = self._limits.max_answer_bytes + ENVELOPE_SIZE * self._event_count
@@ -275,18 +278,22 @@ class DeltaStream:
             try:
                 deltas += reader.read(message)
             except AntiphonError as error:
-                self._defer(error, deltas)
+                self._failure = error
                 break
             except _READER_ERRORS as error:
-                unreadable = UpstreamError(f"The upstream sent a message that cannot be read{self._describe(error)}.")
-                if not isinstance(error, _INVALID_DATA):
-                    unreadable.__cause__ = error  # the log shows which code failed
-                self._defer(unreadable, deltas)
+                self._failure = self._make_unreadable_error(error)
                 break
+        if not deltas:
+            self.check()
         return deltas
 
-    def _describe(self, error: Exception) -> str:
-        return f": {describe_value(error, self._secrets)}" if isinstance(error, _INVALID_DATA) else ""
+    def _make_unreadable_error(self, error: Exception) -> UpstreamError:
+        if isinstance(error, _INVALID_DATA):
+            shown = describe_value(error, self._secrets)
+            return UpstreamError(f"The upstream sent a message that cannot be read: {shown}.")
+        unreadable = UpstreamError("The upstream sent a message that cannot be read.")
+        unreadable.__cause__ = error  # the log shows which code failed
+        return unreadable
 
     def _shorten_idle_timeout(self) -> None:
         """Shorten the timeout of a complete answer: some servers keep the connection open."""
@@ -301,14 +308,10 @@ class DeltaStream:
             if not self._reader.finished:
                 raise make_broken_stream_error()
         except AntiphonError as error:
-            self._defer(error, deltas)
-        return deltas
-
-    def _defer(self, error: AntiphonError, deltas: list[Delta]) -> None:
-        """Raise the error now, or after the deltas that came before it, however the network split the stream."""
+            self._failure = error
         if not deltas:
-            raise error
-        self._failure = error
+            self.check()
+        return deltas
 
     def _read_json_body(self, body: bytes) -> Sequence[Delta]:
         body = self._repairer.repair(body.lstrip(_BYTE_ORDER_MARK))

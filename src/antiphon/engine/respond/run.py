@@ -212,7 +212,9 @@ class Run:
                     await asyncio.shield(self._sink.discard(self))
         finally:
             self._is_over = True
-            callbacks, self._end_callbacks = self._end_callbacks, []  # they refer to this run
+            # These refer to this run.
+            self._reader = None
+            callbacks, self._end_callbacks = self._end_callbacks, []
             for callback in callbacks:
                 callback()
 

@@ -60,7 +60,10 @@ class FirstDelta:
             await _cancel(starting)
             raise
         if starting.done():
-            return starting.result()
+            try:
+                return starting.result()
+            finally:
+                del starting  # its error refers to this frame
         # With several candidates it is not certain yet which one will answer.
         candidate = route.first if len(route.candidates) == 1 else None
         warnings = tuple(turn.warnings)
@@ -97,7 +100,7 @@ class LateDeltas:
     def __init__(
         self, starting: "asyncio.Task[Serving]", *, sent_warnings: Sequence[str], candidate: Candidate | None
     ) -> None:
-        self._starting = starting
+        self._starting: asyncio.Task[Serving] | None = starting
         self._sent_warnings = sent_warnings
         self._candidate = candidate
         self._started: Deltas | None = None
@@ -112,7 +115,14 @@ class LateDeltas:
     async def _read_first(self) -> Sequence[Delta]:
         # Cancelling this wait must not leave the model running: `aclose` cancels the start.
         starting = self._starting
-        serving = starting.result() if starting.done() else await asyncio.shield(starting)
+        if starting is None:  # it has failed
+            raise StopAsyncIteration
+        try:
+            serving = starting.result() if starting.done() else await asyncio.shield(starting)
+        finally:
+            if starting.done():
+                self._starting = None
+            del starting  # its error refers to this frame
         self._started = serving.deltas
         for warning in serving.warnings:
             if warning not in self._sent_warnings:  # too late for the response headers
@@ -123,5 +133,5 @@ class LateDeltas:
     async def aclose(self) -> None:
         if self._started is not None:
             await self._started.aclose()
-        else:
+        elif self._starting is not None:
             await _cancel(self._starting)

@@ -101,8 +101,10 @@ class ConnectionState:
             self.memory.clear()
 
     def close_shares(self) -> None:
+        """Return the shares. Nothing can be held after it."""
         self.request_share.close()
         self.memory_share.close()
+        del self.request_share, self.memory_share  # they refer to this object
 
     def _drop_session(self) -> None:
         self.memory.clear()

@@ -78,6 +78,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._share.close()
         super().connection_lost(exc)
 
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            self.scope = None  # type: ignore[assignment]  # its extensions refer to this object
+
     def mark_authenticated(self) -> None:
         self._limits.connections.admit(self)
 

@@ -83,7 +83,8 @@ class Connection(asyncio.Protocol):
         self._timer_due = math.inf
         self._expires = math.inf
         self._waiter: asyncio.Future[None] | None = None
-        self._error: HttpError | None = None
+        # The class of the error, not an object: its traceback would refer to this connection.
+        self._error: type[HttpError] | None = None
         self._is_in_use = self._is_paused = self._is_draining = self._is_reusable = False
         self._is_head_request = False
         self._unread_limit = 0
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._is_head_request = is_head_request
         transport = self._transport
         if transport is None or transport.is_closing():
-            self._fail(Disconnected())
+            self._fail(Disconnected)
         elif not body:
             transport.write(head)
         elif len(body) <= _MAX_JOINED_BODY:
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
             self._wake()
         elif now >= self.deadline:
             # The timer alone would miss a deadline if new bytes ended each wait before the timer ran.
-            self._fail(DeadlineExceeded())
+            self._fail(DeadlineExceeded)
         else:
             self._expires = expires = min(self.deadline, now + self.idle_timeout)
             if expires < self._timer_due:
@@ -217,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._owner.forget(self)
 
-    def _fail(self, error: HttpError) -> None:
+    def _fail(self, error: type[HttpError]) -> None:
         if self._error is None:
             self._error = error
         self.abort()
@@ -256,7 +257,7 @@ class Connection(asyncio.Protocol):
         if now < self._expires:
             self._set_timer(self._expires)
         else:
-            self._fail(DeadlineExceeded() if now >= self.deadline else IdleTimeout())
+            self._fail(DeadlineExceeded if now >= self.deadline else IdleTimeout)
 
     # asyncio.Protocol
 
@@ -287,7 +288,7 @@ class Connection(asyncio.Protocol):
             if error is None and self.has_head and self._error is None and self._ends_with_connection():
                 self.is_complete = True
             elif self._error is None:
-                self._error = IncompleteBody() if self.has_head else Disconnected()
+                self._error = IncompleteBody if self.has_head else Disconnected
         self.abort()
         self._wake()
         del self._parser  # it refers to this connection
@@ -300,7 +301,7 @@ class Connection(asyncio.Protocol):
         if self.is_complete:
             self._is_reusable = False  # bytes after the end of the response
         else:
-            self._fail(IncompleteBody() if self.has_head else InvalidResponse())
+            self._fail(IncompleteBody if self.has_head else InvalidResponse)
 
     # httptools. An exception in these methods makes `feed_data` raise an HttpParserError.
 
