@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.background.attempt import MAX_INTERRUPTIONS
 from antiphon.errors import ServerError
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.limits import SUSPECT_GROUP, SuspectFilter
 
 MakeStored = Callable[..., StoredResponse]
 Claim = Callable[..., Awaitable[list[ClaimedRun]]]
@@ -285,18 +287,85 @@ async def test_clock_set_back_does_not_lengthen_a_lease(queued: Store, claim: Cl
     assert await claim("us", 10, limit=2) == [lost(9, since=10)]
 
 
-async def test_suspect_runs_are_claimed_one_at_a_time(queued: Store, claim: Claim) -> None:
-    for number, time in enumerate((0, 20)):
-        assert len(await claim(f"dead {number}", time, limit=4)) == 4
-    # Every run was interrupted twice, and any of them may be the cause.
-    assert await claim("us", 40, limit=4) == [lost(9, since=30, times=2)]
-    assert await claim("us", 41, limit=4) == []
-    assert await claim("them", 42, limit=4) == [lost(8, since=30, times=2)]
+async def claim_for_dead_owners(claim: Claim, count: int, *, limit: int) -> None:
+    """Let several owners claim all runs, one after the other, and die."""
+    for number in range(count):
+        assert len(await claim(f"dead {number}", 20 * number, limit=limit)) == limit
+
+
+async def test_runs_interrupted_twice_are_claimed_in_a_group(
+    store: Store, make_stored: MakeStored, claim: Claim
+) -> None:
+    count = SUSPECT_GROUP + 2
+    for number in range(count):
+        await store.enqueue("p", make_stored(f"resp_{number}", status="queued"), b"request %d" % number)
+    await claim_for_dead_owners(claim, 2, limit=count)
+    group = [lost(number, since=30, times=2) for number in range(SUSPECT_GROUP)]
+    assert await claim("us", 40, limit=99) == group
+    assert await claim("us", 41, limit=99) == []
+    await store.save("p", make_stored("resp_3"), owner="us")
+    assert await claim("us", 42, limit=99) == [lost(SUSPECT_GROUP, since=30, times=2)]
+    assert await claim("them", 43, limit=99) == [lost(SUSPECT_GROUP + 1, since=30, times=2)]
+
+
+async def test_runs_interrupted_three_times_are_claimed_one_at_a_time(queued: Store, claim: Claim) -> None:
+    await claim_for_dead_owners(claim, 3, limit=4)
+    assert await claim("us", 60, limit=4) == [lost(9, since=50, times=3)]
+    assert await claim("us", 61, limit=4) == []
+    assert await claim("them", 62, limit=4) == [lost(8, since=50, times=3)]
     await queued.release("us")
-    (again,) = await claim("us", 43, limit=4)
-    assert (again.response_id, again.interruptions) == ("resp_9", 2)
+    (again,) = await claim("us", 63, limit=4)
+    assert (again.response_id, again.interruptions) == ("resp_9", 3)
     await queued.request_cancel("p", "resp_7")
-    assert [each.response_id for each in await claim("us", 44, limit=4)] == ["resp_7"]
+    assert [each.response_id for each in await claim("us", 64, limit=4)] == ["resp_7"]
+
+
+async def test_no_group_is_claimed_beside_a_run_interrupted_three_times(queued: Store, claim: Claim) -> None:
+    assert await claim("dead", 0, limit=1) == [run(9)]
+    for number, time in enumerate((20, 40)):
+        assert len(await claim(f"dead {number}", time, limit=4)) == 4
+    assert await claim("us", 60, limit=4) == [lost(9, since=50, times=3)]
+    assert await claim("us", 61, limit=4) == []
+    assert await claim("them", 62, limit=4) == [lost(number, since=50, times=2) for number in (8, 7, 6)]
+
+
+@pytest.mark.parametrize("position", [0, 70])
+async def test_run_that_kills_its_process_is_found_among_many(
+    store: Store, make_stored: MakeStored, claim: Claim, position: int
+) -> None:
+    """Each process works on 64 runs at a time, and is killed as soon as the run at this position begins."""
+    fatal, left = f"resp_{position}", {f"resp_{number}" for number in range(80)}
+    for number in range(80):
+        await store.enqueue("p", make_stored(f"resp_{number}", status="queued"), b"request %d" % number)
+    deaths, most, held = 0, 0, list[ClaimedRun]()
+    while left:
+        held += await claim(f"process {deaths}", 20 * deaths, limit=64 - len(held))
+        ended = held[0]
+        for each in held:
+            if each.response_id != fatal:
+                most = max(most, each.interruptions)
+            elif each.interruptions < MAX_INTERRUPTIONS:
+                deaths, held = deaths + 1, []
+                break
+        else:
+            await store.save("p", make_stored(ended.response_id), owner=f"process {deaths}")
+            held.remove(ended)
+            left.remove(ended.response_id)
+    assert (deaths, most) == (MAX_INTERRUPTIONS, MAX_INTERRUPTIONS - 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "waiting", "admitted"),
+    [
+        ([], [0, 1, 2, 2], [0, 1, 2, 2]),
+        ([2] * (SUSPECT_GROUP - 1), [2, 2, 1], [2, 1]),
+        ([2], [2, 3, 2, 0], [2, 0]),  # the third run does not overtake the second one
+        ([], [3, 2, 3, 0], [3, 0]),
+        ([3], [3, 2, 1], [1]),
+    ],
+)
+def test_suspect_filter_admits_a_group_in_order(held: list[int], waiting: list[int], admitted: list[int]) -> None:
+    assert [*filter(SuspectFilter(held).admit, waiting)] == admitted
 
 
 async def test_runs_without_crashes_are_claimed_beside_a_suspect(

@@ -5,14 +5,16 @@ The limits on runs are shared by all processes that use one store. A claim count
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
-# A run whose process has died during this number of attempts may be the cause. Such runs are claimed one at a time.
+# A run whose process has died during this number of attempts may be the cause: it is suspect.
 SUSPECT_INTERRUPTIONS = 2
+# The number of suspect runs that a process works on at once. After one more interruption, a run is worked on alone.
+SUSPECT_GROUP = 16
 
 
 class StoreLimits(NamedTuple):
@@ -122,6 +124,30 @@ class Admission:
     def _is_full(self, project: str) -> bool:
         limit = self._by_project.get(project, self._per_project)
         return limit is not None and self._active[project] >= limit
+
+
+class SuspectFilter:
+    """Admits suspect runs up to the size of their group.
+
+    `held` has the interruptions of the suspect runs that the owner works on. A group of one is the only proof that a
+    run kills its process. A group of several runs finds it among many in few crashes, and delays the others less.
+    """
+
+    def __init__(self, held: Collection[int]) -> None:
+        self._size = len(held)
+        self._most = max(held, default=0)
+        self._is_closed = False
+
+    def admit(self, interruptions: int) -> bool:
+        """Count a run as taken. Return False if it has to wait. Later suspect runs then wait behind it."""
+        if interruptions < SUSPECT_INTERRUPTIONS:
+            return True
+        most = max(self._most, interruptions)
+        if self._is_closed or self._size >= (SUSPECT_GROUP if most == SUSPECT_INTERRUPTIONS else 1):
+            self._is_closed = True
+            return False
+        self._size, self._most = self._size + 1, most
+        return True
 
 
 class WaitingRun(Protocol):

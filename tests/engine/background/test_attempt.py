@@ -62,7 +62,9 @@ async def test_repeatedly_released_run_is_not_given_up(make_harness: Any, tmp_pa
     assert judge(await read(harness, response_id)).output_text == "so far and on"
 
 
-async def test_repeatedly_interrupted_run_is_given_up(make_harness: Any, tmp_path: Path) -> None:
+async def test_repeatedly_interrupted_run_is_given_up(
+    make_harness: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     response_id = await leave_watched(make_harness, tmp_path / "store.db")
     store = SqliteStore(tmp_path / "store.db", now=lambda: 0.0)
     await store.open()
@@ -73,6 +75,7 @@ async def test_repeatedly_interrupted_run_is_given_up(make_harness: Any, tmp_pat
     response = judge(await read(harness, response_id))
     assert response.error is not None
     assert (response.status, response.error.code, response.output_text) == ("failed", "interrupted", "so far")
+    assert f"a background response was given up: {response.error.message}" in caplog.messages
 
 
 @pytest.mark.parametrize("interruptions", [0, 1])

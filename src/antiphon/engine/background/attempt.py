@@ -41,8 +41,9 @@ from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
-# A response whose attempts kill their process is given up after this number of interruptions.
-MAX_INTERRUPTIONS = 3
+# A response whose attempts kill their process is given up after this number of interruptions. During the last one, its
+# process worked on no other suspect run (`SuspectFilter`).
+MAX_INTERRUPTIONS = SUSPECT_INTERRUPTIONS + 2
 # A finished response waits this long for a failing store, with one try per interval.
 SAVE_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 1.0
@@ -122,8 +123,8 @@ class Attempt:
             self.events.recover(0)
 
     @property
-    def is_isolated(self) -> bool:
-        """True if other suspect runs wait for this one."""
+    def is_grouped(self) -> bool:
+        """True if the run is in the group of suspect runs, for which others may wait."""
         return self._claimed.interruptions >= SUSPECT_INTERRUPTIONS
 
     @property
@@ -265,6 +266,8 @@ class Attempt:
             yield [Finish("cancelled")]
             return
         if self._claimed.interruptions >= MAX_INTERRUPTIONS:
+            response_id = self._claimed.response_id
+            logger.error("a background response was given up: %s", GIVEN_UP.message, extra={"response_id": response_id})
             yield [GIVEN_UP]
             return
         try:

@@ -290,7 +290,7 @@ class Worker:
         if self.on_end is not None:
             self.on_end(key)
         # A queued run may have waited for this slot.
-        if self._full or self._limits.counts_active or attempt.is_isolated:
+        if self._full or self._limits.counts_active or attempt.is_grouped:
             self._wake.set()
 
 

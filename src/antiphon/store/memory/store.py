@@ -25,7 +25,14 @@ from antiphon.store.changes import Announcement
 from antiphon.store.claims import is_delayed
 from antiphon.store.event_batches import EventBatch, pack_events
 from antiphon.store.history_budget import HistoryShare
-from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
+from antiphon.store.limits import (
+    START_WINDOW,
+    SUSPECT_INTERRUPTIONS,
+    Admission,
+    RunLimits,
+    SuspectFilter,
+    choose_in_turns,
+)
 from antiphon.store.memory.containers import MemoryContainers
 from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.keys import MemoryKeys
@@ -225,7 +232,8 @@ class MemoryRunQueue(MemoryReferences):
         chosen: list[_FreeRun] = []
         waiting: dict[str, list[_FreeRun]] = {}
         runs, now = self._tables.runs.values(), max(self._now(), as_of)
-        has_suspect = any(run.owner == owner and run.interruptions >= SUSPECT_INTERRUPTIONS for run in runs)
+        held = [run.interruptions for run in runs if run.owner == owner and run.interruptions >= SUSPECT_INTERRUPTIONS]
+        suspects = SuspectFilter(held)
         for position, (key, run) in enumerate(self._tables.runs.items()):
             if _is_free(run, owner, as_of):
                 free = _FreeRun(position, run.attempt, RunKey(*key))
@@ -234,9 +242,7 @@ class MemoryRunQueue(MemoryReferences):
                     continue
                 if run.owner is None and is_delayed(run.free_since, now):
                     continue
-                is_suspect = run.interruptions + (run.owner is not None) >= SUSPECT_INTERRUPTIONS
-                if not (is_suspect and has_suspect):
-                    has_suspect |= is_suspect
+                if suspects.admit(run.interruptions + (run.owner is not None)):
                     waiting.setdefault(free.key.project, []).append(free)
         in_order = {project: (runs[0].position, iter(runs)) for project, runs in waiting.items()}
         started = choose_in_turns(in_order, admission, active)

@@ -9,12 +9,19 @@ Times are those of the database's clock. A caller's times are converted by their
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.store.base import NO_LIMITS, ClaimedRun
 from antiphon.store.claims import MAX_DELAY_SECONDS, Claim, FreeRun
-from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
+from antiphon.store.limits import (
+    START_WINDOW,
+    SUSPECT_INTERRUPTIONS,
+    Admission,
+    RunLimits,
+    SuspectFilter,
+    choose_in_turns,
+)
 from antiphon.store.postgres.steps import PostgresSteps
 from antiphon.store.sql_runs import SqlRuns
 
@@ -78,12 +85,12 @@ WHERE cancelled AND (owner IS NULL OR (leased_until <= $1 AND owner <> $2)) ORDE
 
 ACTIVE = "SELECT project FROM runs WHERE owner > '' AND (owner = $1 OR leased_until > $2)"
 
-SUSPECTS = """
-SELECT position FROM runs
-WHERE position = ANY ($1::bigint[]) AND interruptions + (owner IS NOT NULL)::integer >= $2
+# A run that still has an owner was interrupted once more.
+INTERRUPTIONS = """
+SELECT position, interruptions + (owner IS NOT NULL)::integer FROM runs WHERE position = ANY ($1::bigint[])
 """
 
-HOLDS_SUSPECT = "SELECT EXISTS (SELECT 1 FROM runs WHERE owner = $1 AND interruptions >= $2)"
+HELD_SUSPECTS = "SELECT interruptions FROM runs WHERE owner = $1 AND interruptions >= $2"
 
 DELETE_OLD_STARTS = "DELETE FROM run_starts WHERE started_at <= $1"
 
@@ -211,8 +218,8 @@ async def _choose(connection: "Connection[Any]", claim: Claim, now: float) -> li
         free = [run for run in runs if not claim.skips(run, alive_until or {}, now)]
         if active is None and len({run.project for run in free}) > 1:
             active = await _count_active(connection, claim)
-        suspects = await _find_suspects(connection, claim, free)
-        chosen = _choose_from(free, admission, active or {}, suspects)
+        admit = await _open_suspect_filter(connection, claim, free)
+        chosen = _choose_from(free, admission, active or {}, admit)
         if admission.room <= 0 or not _may_have_more(waiting, count, admission):
             return chosen
         count *= RUNS_GROWTH
@@ -241,38 +248,26 @@ def _may_have_more(waiting: Sequence[FreeRun], count: int, admission: Admission)
 
 
 def _choose_from(
-    free: Sequence[FreeRun], admission: Admission, active: Mapping[str, int], suspects: "_SuspectFilter"
+    free: Sequence[FreeRun], admission: Admission, active: Mapping[str, int], admit: Callable[[FreeRun], bool]
 ) -> list[FreeRun]:
     by_project: dict[str, list[FreeRun]] = {}
     for run in free:
         by_project.setdefault(run.project, []).append(run)
-    waiting = {project: (runs[0].position, filter(suspects.admit, runs)) for project, runs in by_project.items()}
+    waiting = {project: (runs[0].position, filter(admit, runs)) for project, runs in by_project.items()}
     return choose_in_turns(waiting, admission, active)
 
 
-class _SuspectFilter:
-    """Admits one suspect run, unless the owner holds one already."""
-
-    def __init__(self, positions: set[int], *, is_taken: bool) -> None:
-        self._positions = positions
-        self._is_taken = is_taken
-
-    def admit(self, run: FreeRun) -> bool:
-        if run.position not in self._positions:
-            return True
-        is_admitted = not self._is_taken
-        self._is_taken = True
-        return is_admitted
-
-
-async def _find_suspects(connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]) -> _SuspectFilter:
-    """Find the runs whose process has died too often."""
+async def _open_suspect_filter(
+    connection: "Connection[Any]", claim: Claim, free: Sequence[FreeRun]
+) -> Callable[[FreeRun], bool]:
+    """Return a function that admits the runs whose process has not died too often, and a group of the others."""
     positions = [run.position for run in free if run.attempt >= SUSPECT_INTERRUPTIONS]
     if not positions:  # each interruption was an attempt
-        return _SuspectFilter(set(), is_taken=False)
-    rows = await connection.fetch(SUSPECTS, positions, SUSPECT_INTERRUPTIONS)
-    is_taken = await connection.fetchval(HOLDS_SUSPECT, claim.owner, SUSPECT_INTERRUPTIONS)
-    return _SuspectFilter({row[0] for row in rows}, is_taken=is_taken)
+        return lambda _: True
+    interruptions: dict[int, int] = dict(await connection.fetch(INTERRUPTIONS, positions))
+    held = await connection.fetch(HELD_SUSPECTS, claim.owner, SUSPECT_INTERRUPTIONS)
+    suspects = SuspectFilter([row[0] for row in held])
+    return lambda run: suspects.admit(interruptions.get(run.position, 0))
 
 
 async def _count_starts(connection: "Connection[Any]", now: float) -> int:

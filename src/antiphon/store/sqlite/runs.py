@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from antiphon.errors import ServerError
 from antiphon.store.base import NO_LIMITS, ClaimedRun
 from antiphon.store.claims import Claim, FreeRun
-from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
+from antiphon.store.limits import (
+    START_WINDOW,
+    SUSPECT_INTERRUPTIONS,
+    Admission,
+    RunLimits,
+    SuspectFilter,
+    choose_in_turns,
+)
 from antiphon.store.record import DAMAGE
 from antiphon.store.sql_runs import SqlRuns
 from antiphon.store.sqlite.leases import LiveProcesses
@@ -57,7 +64,7 @@ END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until 
 # A run that still has an owner was interrupted once more.
 INTERRUPTIONS = "SELECT interruptions + (owner IS NOT NULL) FROM runs WHERE position = ?"
 
-HOLDS_SUSPECT = "SELECT EXISTS (SELECT 1 FROM runs WHERE owner = ? AND interruptions >= ?)"
+HELD_SUSPECTS = "SELECT interruptions FROM runs WHERE owner = ? AND interruptions >= ?"
 
 # Runs of dead processes. Runs that wait in the queue have no lease.
 EXPIRED = """
@@ -163,38 +170,33 @@ def _choose(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Fr
     if admission.room <= 0 or not oldest:
         return []
     alive_until: dict[str, float] = dict(connection.execute(ALIVE_UNTIL).fetchall())
-    suspects = _SuspectFilter(connection, claim.owner)
+    admit = _open_suspect_filter(connection, claim.owner)
 
     def list_runs(project: str) -> Iterator[FreeRun]:
         mine = [run for run in expired if run.project == project]
         for run in heapq.merge(mine, _list_waiting(connection, project, admission)):
-            if not claim.skips(run, alive_until, now) and suspects.admit(run):
+            if not claim.skips(run, alive_until, now) and admit(run):
                 yield run
 
     waiting = {project: (position, list_runs(project)) for project, position in oldest.items()}
     return choose_in_turns(waiting, admission, active)
 
 
-class _SuspectFilter:
-    """Admits one suspect run, unless the owner holds one already."""
+def _open_suspect_filter(connection: sqlite3.Connection, owner: str) -> Callable[[FreeRun], bool]:
+    """Return a function that admits the runs whose process has not died too often, and a group of the others."""
+    suspects: SuspectFilter | None = None
 
-    def __init__(self, connection: sqlite3.Connection, owner: str) -> None:
-        self._connection = connection
-        self._owner = owner
-        self._is_taken: bool | None = None
-
-    def admit(self, run: FreeRun) -> bool:
+    def admit(run: FreeRun) -> bool:
+        nonlocal suspects
         if run.attempt < SUSPECT_INTERRUPTIONS:  # each interruption was an attempt
             return True
-        (interruptions,) = self._connection.execute(INTERRUPTIONS, (run.position,)).fetchone()
-        if interruptions < SUSPECT_INTERRUPTIONS:
-            return True
-        if self._is_taken is None:
-            (held,) = self._connection.execute(HOLDS_SUSPECT, (self._owner, SUSPECT_INTERRUPTIONS)).fetchone()
-            self._is_taken = bool(held)
-        is_admitted = not self._is_taken
-        self._is_taken = True
-        return is_admitted
+        if suspects is None:
+            held = connection.execute(HELD_SUSPECTS, (owner, SUSPECT_INTERRUPTIONS))
+            suspects = SuspectFilter([interruptions for (interruptions,) in held])
+        (interruptions,) = connection.execute(INTERRUPTIONS, (run.position,)).fetchone()
+        return suspects.admit(interruptions)
+
+    return admit
 
 
 def _open_admission(connection: sqlite3.Connection, claim: Claim, active: Mapping[str, int], now: float) -> Admission:
