@@ -142,6 +142,21 @@ def test_frozen_node_writes_nothing_after_its_run_was_taken_over(
     assert number_events(events) == list(range(len(events)))
 
 
+def test_frozen_node_is_no_interruption_when_it_returns(start_node: StartNode, postgres_schema: EmptySchema) -> None:
+    one = start_node()
+    response_id = one.start_background("slow")
+    StreamReader(one, response_id).wait_for(b"word%d" % (WORDS - 1))
+    one.freeze()
+    try:
+        two = start_node(background_lease_seconds=LONG_LEASE)
+        wait_until(lambda: postgres_schema.fetch("SELECT attempt, interruptions FROM runs") == [(2, 1)])
+    finally:
+        one.thaw()
+    wait_until(lambda: postgres_schema.fetch("SELECT attempt, interruptions FROM runs") == [(2, 0)])
+    assert "1 background responses were taken over by other processes" in one.wait_for_log("taken over by")
+    assert two.ask("POST", f"/v1/responses/{response_id}/cancel")["status"] == "cancelled"
+
+
 @pytest.mark.skipif(not is_installed(), reason="needs make extras")
 def test_server_answers_503_while_postgresql_is_restarted(tmp_path: Path) -> None:
     request = {"model": "scripted", "input": "Hello"}

@@ -46,6 +46,7 @@ CALLS = {
     "end_leases": lambda store, _: store.end_leases("us"),
     "return_run": lambda store, _: store.return_run("us", "p", "resp_1", free_since=0),
     "stop_renewing": lambda store, _: store.stop_renewing("us", "p", "resp_1"),
+    "withdraw_interruption": lambda store, _: store.withdraw_interruption("p", "resp_1", attempt=1),
     "mark_watched": lambda store, _: store.mark_watched("p", "resp_1"),
     "request_cancel": lambda store, _: store.request_cancel("p", "resp_1"),
     "count_waiting": lambda store, _: store.count_waiting(),

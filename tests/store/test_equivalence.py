@@ -124,6 +124,7 @@ calls = st.one_of(
     call("release", owners),
     call("return_run", owners, projects, response_ids, free_since=times),
     call("stop_renewing", owners, projects, response_ids),
+    call("withdraw_interruption", projects, response_ids, attempt=st.integers(0, 2)),
     call("mark_watched", projects, response_ids),
     call("request_cancel", projects, response_ids),
 )

@@ -9,7 +9,7 @@ import pytest
 from antiphon.engine.background.attempt import MAX_INTERRUPTIONS
 from antiphon.errors import ServerError
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
-from antiphon.store.limits import SUSPECT_GROUP, SuspectFilter
+from antiphon.store.limits import MAX_UNCOUNTED_ATTEMPT, SUSPECT_GROUP, SuspectFilter
 
 MakeStored = Callable[..., StoredResponse]
 Claim = Callable[..., Awaitable[list[ClaimedRun]]]
@@ -352,6 +352,37 @@ async def test_run_that_kills_its_process_is_found_among_many(
             held.remove(ended)
             left.remove(ended.response_id)
     assert (deaths, most) == (MAX_INTERRUPTIONS, MAX_INTERRUPTIONS - 1)
+
+
+async def test_interruption_is_withdrawn_by_a_process_that_lives(queued: Store, claim: Claim) -> None:
+    await claim("us", 0, limit=1)
+    assert await claim("them", 10, limit=1) == [lost(9, since=10)]
+    assert await queued.withdraw_interruption("p", "resp_9", attempt=1) is True
+    assert await claim("third", 20, limit=1) == [run(9, attempt=3, interruptions=1, since=20)]
+
+
+async def test_interruption_is_not_withdrawn_without_a_loss(queued: Store, claim: Claim) -> None:
+    await claim("dead", 0, limit=1)
+    await claim("us", 10, limit=1)
+    for project, response_id, attempt in (
+        ("p", "resp_9", 2),
+        ("p", "resp_8", 0),
+        ("p", "resp_1", 0),
+        ("q", "resp_9", 1),
+    ):
+        assert await queued.withdraw_interruption(project, response_id, attempt=attempt) is False
+    assert await claim("third", 20, limit=1) == [lost(9, times=2, since=20)]
+
+
+async def test_run_that_is_lost_again_and_again_is_interrupted(queued: Store, claim: Claim) -> None:
+    """It may be the cause: a response can also stop its process for longer than a lease."""
+    await claim("owner 0", 0, limit=1)
+    for number in range(1, MAX_UNCOUNTED_ATTEMPT):
+        await claim(f"owner {number}", 10 * number, limit=1)
+        assert await queued.withdraw_interruption("p", "resp_9", attempt=number) is True
+    (claimed,) = await claim("last", 10 * MAX_UNCOUNTED_ATTEMPT, limit=1)
+    assert (claimed.attempt, claimed.interruptions) == (MAX_UNCOUNTED_ATTEMPT + 1, 1)
+    assert await queued.withdraw_interruption("p", "resp_9", attempt=MAX_UNCOUNTED_ATTEMPT) is False
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ class ClaimedRun(NamedTuple):
 
     `attempt` is 1 for the first claim. `watched`: a reader may have seen events of an earlier attempt. `cancelled`:
     cancellation was requested. `interruptions`: number of earlier attempts that ended neither with `release` nor with
-    `return_run`, for example by a crash. `model` is the model of the response. `same_configuration`: a process with the
-    same `configuration_id` enqueued the run. `free_since`: the time at which the run was enqueued or released, or at
-    which the lease of its last owner expired.
+    `return_run`, for example by a crash, and were not withdrawn. `model` is the model of the response.
+    `same_configuration`: a process with the same `configuration_id` enqueued the run. `free_since`: the time at which
+    the run was enqueued or released, or at which the lease of its last owner expired.
     """
 
     project: str
@@ -413,6 +413,9 @@ class RunQueue(Protocol):
 
         Any owner, including this one, can claim the run when the lease expires.
         """
+
+    async def withdraw_interruption(self, project: str, response_id: str, *, attempt: int) -> bool:
+        """Do not count the loss of a run during this attempt: its process lives. Return False if nothing changed."""
 
     async def mark_watched(self, project: str, response_id: str) -> bool:
         """Record that a reader follows the run, so that events it may read stay. Return False if there is no run."""

@@ -15,6 +15,8 @@ START_WINDOW = 60.0
 SUSPECT_INTERRUPTIONS = 2
 # The number of suspect runs that a process works on at once. After one more interruption, a run is worked on alone.
 SUSPECT_GROUP = 16
+# A lost lease of a live process is no interruption, up to this attempt. The run may be the cause of later ones.
+MAX_UNCOUNTED_ATTEMPT = 10
 
 
 class StoreLimits(NamedTuple):

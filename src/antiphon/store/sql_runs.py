@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from antiphon import offload
 from antiphon.store.base import NO_LIMITS, QueueFull, RunKey, StoredResponse
 from antiphon.store.changes import CancelRequested, RunsQueued
-from antiphon.store.limits import RunLimits
+from antiphon.store.limits import MAX_UNCOUNTED_ATTEMPT, RunLimits
 from antiphon.store.record import ForeignItem, pack_with_foreign_items
 from antiphon.store.sql_responses import INDEX_ITEM, INSERT, SqlResponses
 from antiphon.store.sql_steps import Batch, Clock, SqliteStep, SqlStep, Steps, Variants
@@ -53,6 +53,12 @@ WHERE owner = ? AND project = ? AND response_id = ?
 
 # Clear the owner but keep the expiry.
 CLEAR_OWNER = "UPDATE runs SET owner = '' WHERE project = ? AND response_id = ? AND owner = ?"
+
+# Executed twice after a lost answer, it withdraws one too many: the run is given up one crash later.
+WITHDRAW_INTERRUPTION = """
+UPDATE runs SET interruptions = interruptions - 1
+WHERE project = ? AND response_id = ? AND attempt > ? AND attempt <= ? AND interruptions > 0
+"""
 
 WATCHED = "SELECT watched FROM runs WHERE project = ? AND response_id = ?"
 
@@ -109,6 +115,10 @@ class SqlRuns(SqlResponses):
 
     async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         await self._change(CLEAR_OWNER, (project, response_id, owner), is_idempotent=True)
+
+    async def withdraw_interruption(self, project: str, response_id: str, *, attempt: int) -> bool:
+        parameters = project, response_id, attempt, MAX_UNCOUNTED_ATTEMPT
+        return await self._change(WITHDRAW_INTERRUPTION, parameters) > 0
 
     async def mark_watched(self, project: str, response_id: str) -> bool:
         # Most readers follow a run that is already watched, and need not wait for a commit.

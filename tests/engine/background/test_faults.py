@@ -223,6 +223,29 @@ async def test_process_stops_attempt_after_losing_lease(make_harness: Any) -> No
     await harness.backend.cancellation.wait()
 
 
+@pytest.mark.parametrize("lease", [SHORT, LONG])
+async def test_process_that_lives_withdraws_the_interruption(make_harness: Any, lease: float) -> None:
+    """The loss of a lease is found when it is renewed, or at the next write of the attempt."""
+    withdrawn = asyncio.Event()
+
+    class Noting(MemoryStore):
+        async def withdraw_interruption(self, *run: Any, attempt: int) -> bool:
+            try:
+                return await super().withdraw_interruption(*run, attempt=attempt)
+            finally:
+                withdrawn.set()
+
+    harness = await make_harness(SLOW, store=Noting(), background_lease_seconds=lease)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    await lose(harness, run.response.id)
+    if lease == LONG:
+        harness.backend.release("gate")
+    await withdrawn.wait()
+    (claimed,) = await harness.store.claim("third", as_of=time.time() + 2 * LONG, lease=LONG, limit=1)
+    assert (claimed.attempt, claimed.interruptions) == (3, 1)
+
+
 async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_harness: Any) -> None:
     harness = await make_harness(SLOW, background_lease_seconds=LONG)
     run = await harness.ask(background=True)

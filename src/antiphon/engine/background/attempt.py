@@ -118,9 +118,15 @@ class Attempt:
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
         self._saved = False
+        self.is_lost = False  # set by the scheduler when another process has the run
         self.events = EventWriter(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
         if claimed.attempt == 1:
             self.events.recover(0)
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt at the run."""
+        return self._claimed.attempt
 
     @property
     def is_grouped(self) -> bool:

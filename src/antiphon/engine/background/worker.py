@@ -68,6 +68,7 @@ class Worker:
         self._histories = histories
         self.owner = secrets.token_hex(16)
         self._dead_owners: set[str] = set()
+        self._lost: list[tuple[RunKey, int]] = []  # with the number of the attempt
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._waits: dict[str, float] = {}
         self._store_failures: dict[RunKey, float] = {}  # the time of the first one
@@ -143,6 +144,8 @@ class Worker:
                 if time.monotonic() - self._renewed >= self._lease / 3:
                     self._renewed = time.monotonic()
                     await self._renew()
+                if self._lost:
+                    await self._withdraw_interruptions()
                 if self._dead_owners:
                     await self._end_leases()
                 if self._accepts_runs:
@@ -176,12 +179,35 @@ class Worker:
         held = await self._store.renew(self.owner, lease=self._lease)
         for key, attempt in self.attempts.items():
             if key not in held:
-                self._tasks[key].cancel()  # another process took over, or the response was deleted
+                self._tasks[key].cancel()
+                self._lose(key, attempt)
             elif held[key]:
                 attempt.cancel()
         for key in held.keys() - self.attempts.keys():
             # The attempt ended, but the release failed. While we renew its lease, no process can claim the run.
             await self._give_back(key)
+
+    def _lose(self, key: RunKey, attempt: Attempt) -> None:
+        """Note that another process took this run over, or that its response was deleted."""
+        if not attempt.is_lost:
+            attempt.is_lost = True
+            self._lost.append((key, attempt.number))
+            self._wake.set()
+
+    async def _withdraw_interruptions(self) -> None:
+        """Do not count the loss of runs whose leases expired while this process was suspended or cut off."""
+        withdrawn = 0
+        while self._lost:
+            key, number = self._lost[0]
+            withdrawn += await self._store.withdraw_interruption(*key, attempt=number)
+            del self._lost[0]
+        if withdrawn:
+            logger.warning(
+                "%d background responses were taken over by other processes: "
+                "this one did not renew its leases for more than %g seconds",
+                withdrawn,
+                self._lease,
+            )
 
     async def _end_leases(self) -> None:
         """End the leases of processes that have died. The next check, which follows at once, claims their runs."""
@@ -243,6 +269,7 @@ class Worker:
             await attempt.work()
         except LeaseLost:
             logger.warning("the run was taken over or deleted", extra={"response_id": key.response_id})
+            self._lose(key, attempt)
         except LeftToOthers as left:
             logger.info(
                 "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}

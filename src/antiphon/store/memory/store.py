@@ -26,6 +26,7 @@ from antiphon.store.claims import is_delayed
 from antiphon.store.event_batches import EventBatch, pack_events
 from antiphon.store.history_budget import HistoryShare
 from antiphon.store.limits import (
+    MAX_UNCOUNTED_ATTEMPT,
     START_WINDOW,
     SUSPECT_INTERRUPTIONS,
     Admission,
@@ -276,6 +277,13 @@ class MemoryRunQueue(MemoryReferences):
     async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         if self._is_owned((project, response_id), owner):
             self._tables.runs[project, response_id].owner = ""  # clears the owner and keeps the expiry
+
+    async def withdraw_interruption(self, project: str, response_id: str, *, attempt: int) -> bool:
+        run = self._tables.runs.get((project, response_id))
+        if run is None or not run.interruptions or not attempt < run.attempt <= MAX_UNCOUNTED_ATTEMPT:
+            return False
+        run.interruptions -= 1
+        return True
 
     async def mark_watched(self, project: str, response_id: str) -> bool:
         run = self._tables.runs.get((project, response_id))
