@@ -1,5 +1,6 @@
 """The stored options of agent runs."""
 
+import stat
 from argparse import Namespace
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def test_options_stored_by_version_0_1_0_are_read_and_written(home: Path) -> Non
     path.write_text(STORED)
     assert load_run_options(settings, "run_1", Namespace()) == OPTIONS
     save_run_options(settings, "run_2", OPTIONS)
-    assert path.with_name("run_2.json").read_text() == STORED
+    written = path.with_name("run_2.json")
+    assert (written.read_text(), stat.filemode(written.stat().st_mode)) == (STORED, "-rw-------")
 
 
 def test_options_on_the_command_line_override_stored_ones(home: Path) -> None:

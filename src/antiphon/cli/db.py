@@ -1,6 +1,7 @@
 """`antiphon db`: show, migrate, clean, export and import the store."""
 
 import asyncio
+import os
 import sys
 import time
 from argparse import Namespace
@@ -98,7 +99,8 @@ async def _export(settings: Settings, arguments: Namespace) -> None:
             await _write_export(store, sys.stdout.buffer, name="standard output")
             return
         with _explain_output(str(path)):
-            file = path.open("xb")
+            # It contains conversations, files and digests of keys. Only the user of the process can read it.
+            file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         with file, _delete_incomplete(path):
             await _write_export(store, file, name=str(path))
 

@@ -68,6 +68,7 @@ def save_run_options(settings: Settings, run_id: str, options: RunOptions) -> No
         raise AntiphonError("The arguments or the working directory contain bytes that are not UTF-8.") from None
     path = _options_path(settings, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)  # as the ledger: the task may be confidential
     path.write_bytes(encoded)
 
 
