@@ -202,7 +202,10 @@ async def open_postgres(url: str, *, is_import: bool, folder: Path | None = None
 
 def _check_folder(folder: Path | None, *, is_import: bool) -> None:
     if is_import and folder is not None and (folder / "contents").exists():
-        raise ConfigError(f"files.directory: {folder} is not empty. Import into a new folder.")
+        raise ConfigError(
+            f"files.directory: {folder} is not empty: it has the folder contents. Import into a new folder, or delete "
+            "contents if nothing needs it: an import that was killed leaves it."
+        )
 
 
 async def _check_empty(connection: "Connection[Any]", address: ServerAddress) -> None:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ INSERT INTO chunk_words (rowid, scope, text) SELECT chunks.id, chunks.scope, chu
 FROM chunks JOIN entries ON entries.position = chunks.entry AND entries.status = 'completed'
 """
 
+
+# The tables in the file of the store, and in the database of files.
+_OWN_TABLES = [table for table in ALL_TABLES if not table.is_file_table and table not in AGENT_TABLES]
+_FILE_TABLES = [table for table in ALL_TABLES if table.is_file_table and table is not CONTENTS]
 
 # The tables of the ledger have names that others have, too.
 _NAMES = {"agent_runs": "ledger.runs", "agent_entries": "ledger.entries"}
@@ -84,12 +88,13 @@ class StoreFolders:
         """Return a folder that exists."""
         return next((folder for folder in (self._files, self._containers) if folder.exists()), None)
 
-    def delete(self) -> None:
-        """Delete everything that a failed import has written."""
-        self.delete_files()
-        shutil.rmtree(self._containers, ignore_errors=True)
+    def delete_contents(self) -> None:
+        """Delete the contents of files, and the containers."""
+        for folder in (self._files / "contents", self._containers):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def delete_files(self) -> None:
+        """Delete the contents of files and their database."""
         shutil.rmtree(self._files, ignore_errors=True)
 
 
@@ -225,11 +230,7 @@ class SqliteTransfer:
     def finish_import(self) -> bool:
         """Fill the text index. Return False if there is no file."""
         self._connection.execute(_ADD_WORDS)
-        return any(
-            self._connection.execute(f"SELECT EXISTS (SELECT 1 FROM {table.name})").fetchone()[0]
-            for table in ALL_TABLES
-            if table.is_file_table and table is not CONTENTS
-        )
+        return _find_rows(self._connection, _FILE_TABLES) is not None
 
 
 @contextmanager
@@ -239,6 +240,7 @@ def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[Sqlite
     `ledger` is the file with the runs and sessions of agents. An import creates it if there are any. Sessions that a
     program has in the file of the store are exported, too.
     """
+    is_new = is_import and not path.exists()
     if not is_import and not path.is_file():
         raise ConfigError(f"There is no store at {path}.")
     try:
@@ -246,7 +248,7 @@ def open_sqlite(path: Path, *, ledger: Path, is_import: bool) -> Iterator[Sqlite
         connection = connect(path)
         try:
             if is_import:
-                with _import(connection, path, ledger) as transfer:
+                with _import(connection, path, ledger, is_new=is_new) as transfer:
                     yield transfer
             else:
                 yield _start_export(connection, StoreFolders(path), ledger)
@@ -293,32 +295,46 @@ def _attach_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
 
 
 @contextmanager
-def _import(connection: sqlite3.Connection, path: Path, ledger: Path) -> Iterator[SqliteTransfer]:
+def _import(connection: sqlite3.Connection, path: Path, ledger: Path, *, is_new: bool) -> Iterator[SqliteTransfer]:
+    opened = path.stat()
     migrate(connection, read_migrations("sqlite"), path=str(path))
     folders = StoreFolders(path)
-    _check_empty(connection, path, folders)
+    # Until the end no other process writes to the store or starts an import. One that failed may have deleted the file.
+    connection.execute("BEGIN IMMEDIATE")
+    if not os.path.samestat(opened, path.stat()):
+        raise ConfigError(f"The store {path} was replaced while the import waited for it. Import again.")
+    _check_empty(connection, path, _OWN_TABLES)
+    _check_folders(folders, path)
+    is_new_database = not folders.database.exists()
     is_new_ledger = not ledger.exists()
-    has_agents = False
+    is_complete = has_agents = False
     try:
+        folders.delete_contents()  # without rows: an import that was killed has left them
         folders.create_database()
         connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
         _attach_ledger(connection, ledger)
-        connection.execute("BEGIN IMMEDIATE")
-        _check_empty(connection, path, None)
         create_session_tables(connection, schema="ledger")
         transfer = SqliteTransfer(connection, folders, has_files=True, has_ledger=True, session_schemas=["ledger"])
         yield transfer
         has_files = transfer.finish_import()
         has_agents = connection.execute(_HAS_AGENTS).fetchone()[0]
+        is_complete = True
         connection.execute("COMMIT")
-        connection.execute("DETACH DATABASE file_database")
     except BaseException:
-        folders.delete()
+        # An interrupt during the commit is raised after it.
+        is_committed = is_complete and not connection.in_transaction
+        if not is_committed or _find_rows(connection, _OWN_TABLES + _FILE_TABLES) is None:
+            folders.delete_contents()
+            if is_new_database:
+                folders.delete_files()
+            if is_new:
+                _delete_database(path)
         raise
     finally:
         if is_new_ledger and not has_agents:
             _delete_ledger(connection, ledger)
-    if not has_files:
+    connection.execute("DETACH DATABASE file_database")
+    if not has_files and is_new_database:
         folders.delete_files()
 
 
@@ -328,15 +344,38 @@ def _delete_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
         connection.execute("ROLLBACK")
     with suppress(sqlite3.OperationalError):  # it could not be attached
         connection.execute("DETACH DATABASE ledger")
+    _delete_database(ledger)
+
+
+def _delete_database(path: Path) -> None:
     for ending in ("", "-wal", "-shm"):
-        ledger.with_name(ledger.name + ending).unlink(missing_ok=True)
+        path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
-def _check_empty(connection: sqlite3.Connection, path: Path, folders: StoreFolders | None) -> None:
-    existing = None if folders is None else folders.find_existing()
-    if existing is not None:
-        raise ConfigError(f"The store {path} is not empty: there is {existing}. Import into a new store.")
-    for table in ALL_TABLES:
-        is_own = not table.is_file_table and table not in AGENT_TABLES
-        if is_own and connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone():
-            raise ConfigError(f"The store {path} is not empty: it has {table.name}. Import into a new store.")
+def _check_folders(folders: StoreFolders, path: Path) -> None:
+    """Raise ConfigError if there are files beside the store, unless their database has no rows."""
+    if not folders.database.exists():
+        existing = folders.find_existing()
+        if existing is not None:
+            raise ConfigError(
+                f"The store {path} is not empty: there is {existing}. Import into a new store, or delete the folder if "
+                "nothing needs it."
+            )
+        return
+    try:
+        with closing(connect(folders.database)) as connection:
+            migrate(connection, read_migrations("files"), path=str(folders.database))
+            _check_empty(connection, path, _FILE_TABLES)
+    except sqlite3.Error as error:
+        raise ConfigError(f"The store {folders.database} cannot be used: {error}.") from error
+
+
+def _check_empty(connection: sqlite3.Connection, path: Path, tables: Sequence[Table]) -> None:
+    table = _find_rows(connection, tables)
+    if table is not None:
+        raise ConfigError(f"The store {path} is not empty: it has {table.name}. Import into a new store.")
+
+
+def _find_rows(connection: sqlite3.Connection, tables: Sequence[Table]) -> Table | None:
+    """Return a table that has rows."""
+    return next((each for each in tables if connection.execute(f"SELECT 1 FROM {each.name} LIMIT 1").fetchone()), None)
