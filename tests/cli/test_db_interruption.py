@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from support.cli_process import COMMAND, WAIT_SECONDS
 
 # More than a pipe holds.
 LARGE = 1_000_000
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 TEXTS = {f"file-{number}": b"text %d" % number for number in range(9)}
 
 
@@ -88,6 +90,42 @@ def test_export_is_a_file_that_only_its_user_can_read(store: Path, tmp_path: Pat
     finally:
         os.umask(before)
     assert stat.filemode(export.stat().st_mode) == "-rw-------"
+
+
+@SIGNALS
+def test_interrupted_export_leaves_no_file(store: Path, tmp_path: Path, number: signal.Signals) -> None:
+    content, export = Path(f"{store}-files") / "contents" / "file-0", tmp_path / "export"
+    content.unlink()
+    os.mkfifo(content)
+    command = ("db", "export", "--store", f"sqlite:///{store}", "--output", str(export))
+    with start_command(*command, stderr=subprocess.PIPE) as process:
+        with content.open("wb"):  # waits until the command opens it, too
+            assert export.exists()
+            process.send_signal(number)
+        assert (process.communicate(timeout=WAIT_SECONDS)[1], process.returncode) == (b"", 130)
+    assert not export.exists()
+
+
+@SIGNALS
+def test_export_to_a_pipe_without_a_reader_is_interrupted(store: Path, number: signal.Signals) -> None:
+    command = ("db", "export", "--store", f"sqlite:///{store}")
+    with start_command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b'{"antiphon_export":1}\n'
+        assert process.stdout.read(1) == b"{"  # the command is in the middle of a line that no pipe holds
+        process.send_signal(number)
+        assert process.wait(WAIT_SECONDS) == 130
+        assert process.stderr.read() == b""
+
+
+@SIGNALS
+def test_interrupted_import_leaves_no_file(export: Path, tmp_path: Path, number: signal.Signals) -> None:
+    target = tmp_path / "new" / "target.db"
+    with start_import(target, export) as process:
+        process.send_signal(number)
+        assert (process.communicate(timeout=WAIT_SECONDS)[1], process.returncode) == (b"", 130)
+    assert list(target.parent.iterdir()) == []
 
 
 def test_import_can_be_repeated_after_it_was_killed(export: Path, tmp_path: Path) -> None:

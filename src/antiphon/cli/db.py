@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 import msgspec
@@ -28,12 +30,32 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("A memory store has no database: its data is lost when the server ends.")
     commands = {"status": _show_status, "migrate": _migrate, "expire": _expire, "export": _export, "import": _import}
     try:
-        asyncio.run(commands[arguments.db_command](settings, arguments))
+        with _raise_for_signals():
+            asyncio.run(commands[arguments.db_command](settings, arguments))
     except OSError as error:
         if error.filename is None:  # of the output, not of the file to import
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}.") from None
     return 0
+
+
+@contextmanager
+def _raise_for_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGINT and SIGTERM, so that incomplete files are deleted.
+
+    asyncio would cancel the task for SIGINT. This has no effect while it reads SQLite, or waits for a pipe.
+    """
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 async def _show_status(settings: Settings, arguments: Namespace) -> None:
@@ -96,7 +118,8 @@ async def _export(settings: Settings, arguments: Namespace) -> None:
     async with _open(settings, is_import=False) as store:
         _check_exported_schema(*await store.read_schema(), shown=hide_password(settings.store))
         if path is None:
-            await _write_export(store, sys.stdout.buffer, name="standard output")
+            with _discard_buffered_output():
+                await _write_export(store, sys.stdout.buffer, name="standard output")
             return
         with _explain_output(str(path)):
             # It contains conversations, files and digests of keys. Only the user of the process can read it.
@@ -112,6 +135,16 @@ def _explain_output(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"The export cannot be written to {name}: {error.strerror}.") from None
+
+
+@contextmanager
+def _discard_buffered_output() -> Iterator[None]:
+    """Replace standard output after an error: flushing its buffer would wait for a reader that has stopped reading."""
+    try:
+        yield
+    except BaseException:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 @contextmanager
