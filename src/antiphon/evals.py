@@ -20,6 +20,7 @@ from antiphon.agent.outcome import Outcome
 from antiphon.agent.typed_output import OutputMode
 from antiphon.errors import ConfigError
 from antiphon.runtime import Agent as ConfiguredAgent
+from antiphon.text_table import format_table, measure_text
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -364,9 +365,8 @@ class Report(Generic[InputT, OutputT]):
         means = [f"{averages[name]:.2f}" if name in averages else "" for name in names]
         last = [f"{passed} of {len(self.results)} passed", *means, f"{seconds:.2f}"]
         rows.append([*last, *([str(tokens)] if has_usage else []), ""])
-        widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        rule = "-" * max(map(len, lines))
+        lines = format_table(rows)
+        rule = "-" * max(map(measure_text, lines))
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     def _make_row(self, result: CaseResult[InputT, OutputT], names: Sequence[str], *, has_usage: bool) -> list[str]:

@@ -10,6 +10,7 @@ from antiphon.cli.doctor_checks import Finding, check_clock, check_server, probl
 from antiphon.cli.secrets import hide_secrets
 from antiphon.cli.settings import read_settings
 from antiphon.config.readers import ConfigProblems
+from antiphon.text_table import measure_text, pad_text
 
 
 def run(arguments: Namespace) -> int:
@@ -38,8 +39,8 @@ def _summarize(findings: Sequence[Finding]) -> str:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
-    width = max(len(finding.name) for finding in findings)
+    width = max(measure_text(finding.name) for finding in findings)
     for finding in findings:
-        print(f"{finding.status:8} {finding.name:{width}}  {finding.message}")
+        print(f"{finding.status:8} {pad_text(finding.name, width)}  {finding.message}")
         if finding.advice:
             print(f"{'':8} {'':{width}}  {finding.advice}")

@@ -16,6 +16,7 @@ from urllib.request import HTTPSHandler, Request, build_opener
 
 from antiphon.cli.packages import Wheel
 from antiphon.errors import AntiphonError
+from antiphon.text_table import cut_text, pad_text
 
 BAR_CELLS = 24
 REDRAW_SECONDS = 0.1
@@ -76,7 +77,7 @@ class ProgressBar:
         size = f"{_format_megabytes(done)}/{_format_megabytes(self._total)} MB"
         line = f"{self._label}  {bar} {percent}  {size}{self._format_speed(done, now)}"
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{line[:width]:{width}}")
+        self._stream.write(f"\r{pad_text(cut_text(line, width), width)}")
         self._stream.flush()
 
     def _format_speed(self, done: int, now: float) -> str:

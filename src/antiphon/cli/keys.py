@@ -19,11 +19,11 @@ from antiphon.store.base import Store
 from antiphon.store.keys import KeyStore, StoredKey, compute_digest, generate_key, generate_secret
 from antiphon.store.limits import DEFAULT_LIMITS
 from antiphon.store.location import find_missing_file, locate_store
+from antiphon.text_table import format_table, measure_columns, measure_table, replace_controls, shorten_text
 
 _COLUMNS = ("ID", "PROJECT", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED")
 _CREATED, _STATE = _COLUMNS.index("CREATED"), _COLUMNS.index("STATE")
 _LABELS = (_COLUMNS.index("NAME"), _COLUMNS.index("PROJECT"))
-_GAP = "  "
 _DATE_LENGTH = len("2026-01-01")
 # A shortened name or project is not shorter than this.
 _MIN_LABEL = 6
@@ -126,7 +126,7 @@ def _print_secret(key: StoredKey, secret: str, arguments: Namespace) -> None:
         print(msgspec.json.encode(fields).decode())
         return
     print(f"id       {key.id}")
-    print(f"project  {_clean(key.project)}")
+    print(f"project  {replace_controls(key.project)}")
     print(f"scopes   {', '.join(key.scopes)}")
     print(f"expires  {_format_time(key.expires_at, 'never')}")
     print(f"key      {secret}")
@@ -149,8 +149,8 @@ def _find_status(key: StoredKey, now: float) -> str:
 def _make_row(key: StoredKey, now: float) -> tuple[str, ...]:
     return (
         key.id,
-        _clean(key.project),
-        _clean(key.name) or "-",
+        replace_controls(key.project),
+        replace_controls(key.name) or "-",
         ",".join(key.scopes),
         _find_status(key, now),
         _format_time(key.created_at, "-"),
@@ -163,9 +163,8 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
     table = [list(row) for row in rows]
     if sys.stdout.isatty():
         _fit(table, shutil.get_terminal_size().columns)
-    widths = _measure(table)
-    for row in table:
-        print(_GAP.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    for line in format_table(table):
+        print(line)
 
 
 def _fit(table: list[list[str]], columns: int) -> None:
@@ -174,14 +173,14 @@ def _fit(table: list[list[str]], columns: int) -> None:
     Times lose their hours first, then the creation and the state are left out, and at last labels are shortened.
     """
     for narrow in (_shorten_times, _remove_creation, _remove_state):
-        if _find_excess(table, columns) > 0:
+        if measure_table(table) > columns:
             narrow(table)
     for column in _LABELS:
-        excess = _find_excess(table, columns)
+        excess = measure_table(table) - columns
         if excess > 0:
-            limit = max(_MIN_LABEL, len(_COLUMNS[column]), _measure(table)[column] - excess)
+            limit = max(_MIN_LABEL, len(_COLUMNS[column]), measure_columns(table)[column] - excess)
             for row in table:
-                row[column] = row[column] if len(row[column]) <= limit else f"{row[column][: limit - 1]}…"
+                row[column] = shorten_text(row[column], limit)
 
 
 def _shorten_times(table: list[list[str]]) -> None:
@@ -200,20 +199,6 @@ def _remove_state(table: list[list[str]]) -> None:
         state = row.pop(_STATE)
         if state in ("expired", "revoked"):
             row[_STATE] = state
-
-
-def _find_excess(table: list[list[str]], columns: int) -> int:
-    widths = _measure(table)
-    return sum(widths) + len(_GAP) * (len(widths) - 1) - columns
-
-
-def _measure(table: list[list[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*table, strict=True)]
-
-
-def _clean(text: str) -> str:
-    """Return a text without characters that could control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _format_time(seconds: int | None, absent: str) -> str:

@@ -13,6 +13,7 @@ from antiphon.cli.server_client import ServerClient
 from antiphon.cli.settings import load_settings, read_key, upstream_backend
 from antiphon.config.settings import BackendSettings, Settings
 from antiphon.errors import ConfigError
+from antiphon.text_table import format_table
 
 Rows = list[tuple[str, str]]
 """The id of a model and its location."""
@@ -61,6 +62,5 @@ def _describe_location(model: str, backend: BackendSettings, settings: Settings)
 
 
 def _print_table(rows: Rows) -> None:
-    width = max((len(model) for model, _ in rows), default=0)
-    for model, location in rows:
-        print(f"{model:{width}}  {location}")
+    for line in format_table(rows):
+        print(line)

@@ -11,6 +11,7 @@ from antiphon.cli.server_client import connect
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.prompt import PromptDefinition
+from antiphon.text_table import format_table
 
 
 def run(arguments: Namespace) -> int:
@@ -20,10 +21,8 @@ def run(arguments: Namespace) -> int:
         created = client.define_prompt(definition)
         print(f"{created.id}  version {created.version}")
     elif arguments.action == "list":
-        listed = client.prompts()
-        width = max((len(each.id) for each in listed), default=0)
-        for each in listed:
-            print(f"{each.id:{width}}  version {each.version}")
+        for line in format_table([(each.id, f"version {each.version}") for each in client.prompts()]):
+            print(line)
     else:
         shown = client.prompt(arguments.id, version=arguments.version)
         print(json.dumps(msgspec.to_builtins(shown), indent=2, ensure_ascii=False))

@@ -127,7 +127,7 @@ RunReport = JsonReport | TerminalReport
 
 
 def format_cost(cost: float, currency: str | None) -> str:
-    return f"{cost:.4f} {currency or ''}".rstrip()
+    return f"{cost:,.4f} {currency or ''}".rstrip()
 
 
 def describe_pending(pending: Sequence[PendingToolCall]) -> list[str]:

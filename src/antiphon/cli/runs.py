@@ -32,6 +32,7 @@ from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.ledger import Ledger, RunSummary
 from antiphon.protocol.json_text import JsonObject, to_text
 from antiphon.store.location import is_postgres, locate_ledger
+from antiphon.text_table import format_table
 from antiphon.tools.base import ToolInvocation
 
 T = TypeVar("T")
@@ -179,10 +180,7 @@ def describe_list(runs: Sequence[ListedRun]) -> list[str]:
     """Return the table of the runs as lines, with a header; none without runs."""
     if not runs:
         return []
-    rows = [_HEADER, *map(_make_row, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
-    padded = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] for row in rows]
-    return ["  ".join([*cells, row[-1]]) for cells, row in zip(padded, rows, strict=True)]
+    return format_table([_HEADER, *map(_make_row, runs)])
 
 
 def _make_row(run: ListedRun) -> tuple[str, ...]:

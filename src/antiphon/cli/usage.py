@@ -16,16 +16,17 @@ from antiphon.cli.settings import load_settings
 from antiphon.errors import ConfigError
 from antiphon.store.location import locate_store
 from antiphon.store.usage import DAY, UsageRow
+from antiphon.text_table import format_table, measure_columns, measure_table, replace_controls, shorten_text
 
 _FIELDS = {"project": "project", "key": "key_id", "model": "model"}
 _COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 _HEADINGS = ("REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST")
 _MIN_BAR = 10
 _MAX_BAR = 60
-_MAX_NAME = 40
-# In a narrow terminal, a name is not shorter than this.
-_MIN_NAME = 8
-_GAP = "  "
+# A shortened name is not shorter than this.
+_MIN_NAME = 16
+# The columns that a narrow terminal does not show, in this order.
+_LEFT_OUT = ("CACHED", "REQUESTS", "OUTPUT", "INPUT")
 
 
 def run(arguments: Namespace) -> int:
@@ -79,22 +80,35 @@ def _total(rows: Sequence[UsageRow], field: str) -> list[tuple[Any, dict[str, fl
 
 
 def _print_table(by: str, groups: Iterable[tuple[str, dict[str, float]]], currency: str) -> None:
-    names = [by.upper()]
-    rows: list[tuple[str, ...]] = [_HEADINGS]
+    rows = [[by.upper(), *_HEADINGS]]
     for name, totals in groups:
-        names.append(_clean(name))
         counts = (f"{totals[count]:,}" for count in _COUNTS)
-        rows.append((*counts, f"{totals['cost']:.4f} {currency}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    most = _MAX_NAME
+        rows.append([replace_controls(name) or "-", *counts, f"{totals['cost']:,.4f} {currency}"])
     if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns - sum(widths) - len(_GAP) * len(widths)
-        most = max(_MIN_NAME, min(_MAX_NAME, room))
-    names = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
-    name_width = max(map(len, names))
-    for name, row in zip(names, rows, strict=True):
-        cells = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-        print(_GAP.join((name.ljust(name_width), *cells)))
+        _fit(rows, shutil.get_terminal_size().columns)
+    for line in format_table(rows, right=range(1, len(rows[0]))):
+        print(line)
+
+
+def _fit(rows: list[list[str]], columns: int) -> None:
+    """Make a table narrower until it fits the terminal, if possible.
+
+    Names are shortened to `_MIN_NAME` first, then columns are left out. Costs are always shown.
+    """
+    needed = min(_MIN_NAME, measure_columns(rows)[0])
+    for heading in _LEFT_OUT:
+        if _find_room(rows, columns) < needed:
+            left_out = rows[0].index(heading)
+            for row in rows:
+                del row[left_out]
+    limit = max(_MIN_NAME, _find_room(rows, columns))
+    for row in rows:
+        row[0] = shorten_text(row[0], limit)
+
+
+def _find_room(rows: list[list[str]], columns: int) -> int:
+    """Return the width of a terminal that is left for names."""
+    return columns - measure_table(rows) + measure_columns(rows)[0]
 
 
 def _print_chart(days: Iterable[int], totals: dict[int, dict[str, float]]) -> None:
@@ -117,8 +131,3 @@ def _print_chart(days: Iterable[int], totals: dict[int, dict[str, float]]) -> No
 
 def _sum_tokens(totals: dict[str, float] | None) -> float:
     return 0 if totals is None else totals["input_tokens"] + totals["output_tokens"]
-
-
-def _clean(name: str) -> str:
-    """Return a name without characters that could control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in name) or "-"
