@@ -160,7 +160,7 @@ def test_store_that_a_stateless_server_does_not_use_is_refused(
     [
         (["--expires", "0d"], "--expires: '0d' is not a time"),
         (["--expires", "30"], "--expires: '30' is not a time"),
-        (["--expires", "-1d"], "--expires"),
+        (["--expires", "-1d"], "--expires: '-1d' is not a time"),
         (["--expires", "1.5h"], "--expires: '1.5h' is not a time"),
         (["--expires", "36501d"], "at most 36500d"),
         (["--expires", "9" * 5000 + "d"], "is not a time"),

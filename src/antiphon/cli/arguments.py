@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MAX_DURATION = 36500 * 86400
@@ -22,9 +22,17 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def build_parser(name: str | None = None) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that takes `-1d` and `-1,2` as values, as argparse takes `-1`. Their error names the allowed values."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._negative_number_matcher = re.compile(r"-\d")
+
+
+def build_parser(name: str | None = None) -> Parser:
     """Return the parser of all commands, or of the one with this name, which takes a fifth of the time."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="antiphon",
         description="Serve the Responses API on any model, chat in the terminal, and run agents.",
         epilog="To start: 'antiphon pull' gets a small model, 'antiphon serve' serves it, 'antiphon chat' uses it.",
@@ -56,10 +64,10 @@ def build_parser(name: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def _add_command(commands: Commands, name: str, text: str, *, nested: bool = False) -> argparse.ArgumentParser:
+def _add_command(commands: Commands, name: str, text: str, *, nested: bool = False) -> Parser:
     """Add a command. A nested command does not override options that were given to its parent command."""
     command = commands.add_parser(name, help=text, description=_make_sentence(text))
     command.add_argument(
