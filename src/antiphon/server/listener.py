@@ -1,11 +1,17 @@
 """The socket that a server listens on. Several worker processes can share it."""
 
+import asyncio
 import errno
 import os
+import selectors
 import socket
+import time
+from collections.abc import Sequence
 
 from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
+
+_ACCEPT_SECONDS = 1.0
 
 
 def bind_socket(settings: Settings) -> socket.socket:
@@ -20,6 +26,25 @@ def bind_socket(settings: Settings) -> socket.socket:
         listener.close()
         raise ConfigError(explain_bind_error(error, settings)) from None
     return listener
+
+
+async def accept_waiting(listeners: Sequence[socket.socket], *, are_shared: bool) -> None:
+    """Let the event loop accept the connections that wait in the kernel, before the listeners are closed.
+
+    Closing would reset them. A client cannot safely repeat a request that it has sent on such a connection. Other
+    processes may go on to accept connections of shared listeners.
+    """
+    ends_at = time.monotonic() + _ACCEPT_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for each in listeners:
+            if not are_shared:
+                each.listen(0)  # the kernel lets further clients wait, until they are refused
+            selector.register(each, selectors.EVENT_READ)
+        # After an iteration of the loop that accepts a connection, the next one announces it to the server.
+        idle_iterations = 0
+        while idle_iterations < 2 and time.monotonic() < ends_at:
+            await asyncio.sleep(0)
+            idle_iterations = 0 if selector.select(0) else idle_iterations + 1
 
 
 def format_url(listener: socket.socket) -> str:

@@ -26,7 +26,7 @@ from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.connections import ServerLimits
 from antiphon.server.exposure import check_exposure
-from antiphon.server.listener import bind_socket, explain_bind_error, format_url
+from antiphon.server.listener import accept_waiting, bind_socket, explain_bind_error, format_url
 from antiphon.server.log import configure_logging
 from antiphon.server.reload import Reloader
 from antiphon.server.running_servers import FOLDER, ServerFile
@@ -150,6 +150,7 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown that first lets running responses finish, then stops them."""
 
     stop_signals: tuple[signal.Signals, ...] = HANDLED_SIGNALS
+    shares_listeners = False
     load_settings: Callable[[], Settings] | None = None
     _reloader: Reloader | None = None
     _store_user: ServerFile | None = None
@@ -273,6 +274,7 @@ class Server(uvicorn.Server):
         stop_timer = asyncio.get_running_loop().call_later(grace, self._stop_runs)
         self._limits.is_stopping = True
         self._app.start_shutdown()
+        await accept_waiting(sockets or (), are_shared=self.shares_listeners)
         try:
             await super().shutdown(sockets=sockets)
         finally:

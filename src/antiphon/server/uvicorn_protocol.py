@@ -100,10 +100,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._extensions[MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
         self.address = find_address_key(self.client)
         self.accepted_at = self.loop.time()
-        if self._limits.connections.add(self, self.connections):
-            self._deadline.set(self._settings.head_timeout_seconds)
-        else:
+        if not self._limits.connections.add(self, self.connections):
             self.evict()
+        elif self._limits.is_stopping:  # the last connection that was accepted
+            self.shutdown()
+        else:
+            self._deadline.set(self._settings.head_timeout_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.stop()

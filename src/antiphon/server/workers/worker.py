@@ -20,6 +20,7 @@ class WorkerServer(Server):
     """The server of a worker. Ctrl-C reaches all processes of a terminal: the supervisor handles it."""
 
     stop_signals = (signal.SIGTERM,)
+    shares_listeners = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start a graceful shutdown. A signal to the whole group of processes arrives twice: directly and forwarded.
