@@ -10,7 +10,9 @@ import shlex
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,53 @@ def test_proxy_passes_a_body_on_while_it_arrives(tmp_path: Path, port: int) -> N
                     while received.readline() != b"\r\n":
                         pass
                     assert received.read(5) == b"begin"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+class AnswerHandler(BaseHTTPRequestHandler):
+    """Answers every request and closes its connection."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serve_answers(port: int) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", port), AnswerHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def post(port: int) -> int:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+        client.request("POST", "/v1/responses", b"{}")
+        return client.getresponse().status
+
+
+def test_restarted_node_gets_requests_while_the_next_one_restarts(tmp_path: Path, port: int) -> None:
+    with reserve_port() as first, reserve_port() as second:
+        nodes = [port_of(first), port_of(second)]
+        configuration = write_configuration(tmp_path, port, [f"127.0.0.1:{node}" for node in nodes])
+        process = subprocess.Popen(make_command(configuration))
+        try:
+            wait_until(lambda: can_connect(port))
+            with serve_answers(nodes[1]):
+                assert [post(port) for _ in range(6)] == [200] * 6
+            # nginx still counts the first node as down.
+            with serve_answers(nodes[0]):
+                assert [post(port) for _ in range(6)] == [200] * 6
         finally:
             process.terminate()
             process.wait(30)
