@@ -267,6 +267,16 @@ def test_migrated_postgres_database_is_ok(postgres_url, diagnose, capfd):
     assert found["nodes"] == make_finding("nodes", "none is running on this database")
 
 
+@pytest.mark.parametrize(("seconds", "status"), [(-172_800, "problem"), (172_800, "problem"), (3600, "warning")])
+async def test_clock_that_differs_from_the_database_is_reported(
+    postgres_url, home, monkeypatch, seconds: int, status: str
+) -> None:
+    read_time = time.time
+    monkeypatch.setattr(time, "time", lambda: read_time() + seconds)
+    found = await doctor_checks.check_store(Settings(store=postgres_url, data_dir=home, backends={}))
+    assert [(each.name, each.status) for each in found] == [("store", "ok"), ("clock", status)]
+
+
 def test_shared_folder_of_files_is_checked(postgres_url, home, diagnose, capfd):
     assert main(["db", "migrate", "--store", postgres_url]) == 0
     capfd.readouterr()

@@ -115,7 +115,7 @@ async def check_server(settings: Settings, config: Path | None) -> list[Finding]
     for found in results:
         findings += found
     store, seal_keys = results[:2]
-    has_problem = any(each.status == "problem" for each in (*store, *seal_keys))
+    has_problem = any(each.status == "problem" and each.name != "clock" for each in (*store, *seal_keys))
     if is_postgres(settings.store) and not settings.stateless and not has_problem:
         findings += await _run_check("nodes", check_nodes(settings), _LISTEN_ADVICE)
     return [*findings, *check_extras(settings), *check_code_interpreter(settings), check_clock()]
@@ -203,7 +203,9 @@ def _judge_store(shown: str, condition: StoreCondition, advice: str) -> Iterable
         yield ok("store", f"{shown}, schema version {schema}, can be written to")
     if abs(condition.clock_offset) > _MAX_CLOCK_OFFSET:
         text = f"the clock of the database differs by {condition.clock_offset:+.0f} seconds"
-        yield warning("clock", text, "Synchronize the clocks of both machines, for example with NTP.")
+        advice = "Synchronize the clocks of both machines, for example with NTP."
+        judge = problem if abs(condition.clock_offset) > _DAY else warning
+        yield judge("clock", text, advice)
 
 
 async def check_nodes(settings: Settings) -> list[Finding]:

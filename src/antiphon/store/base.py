@@ -185,7 +185,7 @@ class ResponseStore(Protocol):
 
         Events, runs and items are deleted with them. An expired response stays while a response that was first saved
         after it continues it, and is deleted with the last of those. The work is done in steps, so that other writers
-        do not wait for all of it.
+        do not wait for all of it. If our clock is more than a minute ahead of that of the database, `now` is corrected.
         """
 
     async def shrink(self) -> int:

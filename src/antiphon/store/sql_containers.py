@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from antiphon.errors import InvalidRequest
 from antiphon.store.containers import ContainerFileRow, ContainerLimitReached, ContainerLimits, ContainerRow
-from antiphon.store.sql_steps import Clock, Lock, SqlStep, StepDatabase, Steps
+from antiphon.store.sql_steps import Clock, Lock, SqlStep, StepDatabase, Steps, limit_time
 
 _COLUMNS = "id, name, created_at, last_active_at, idle_seconds, memory_limit, interpreter, is_purged"
 _FILE_COLUMNS = "id, container_id, path, bytes, source, created_at, modified_ns, origin, content"
@@ -97,7 +97,7 @@ class SqlContainers(StepDatabase):
         return await self._write(_delete, project, container_id)
 
     async def list_expired_containers(self, *, limit: int) -> list[tuple[str, str]]:
-        return await self._read(_list_expired, int(self._now()), limit)
+        return await self._read(_list_expired, self._now(), limit)
 
     async def list_interrupted_runs(self, *, seconds: float, limit: int) -> list[tuple[str, str]]:
         return await self._read(_list_interrupted, seconds, limit)
@@ -106,7 +106,7 @@ class SqlContainers(StepDatabase):
         await self._write(_purge, project, container_id)
 
     async def delete_purged_containers(self, before: int) -> int:
-        return await self._change(DELETE_PURGED, (before,))
+        return await self._change(DELETE_PURGED, (await self._limit_time(before),))
 
     async def add_container_file(self, project: str, row: ContainerFileRow, *, limits: ContainerLimits) -> None:
         await self._write(_add_file, project, row, limits)
@@ -184,9 +184,10 @@ def _purge(project: str, container_id: str) -> Steps[None]:
     yield SqlStep(DELETE_FILES, (project, container_id))
 
 
-def _list_expired(now: int, limit: int) -> Steps[list[tuple[str, str]]]:
+def _list_expired(now: float, limit: int) -> Steps[list[tuple[str, str]]]:
     ((present,),) = yield Clock()
-    rows = yield SqlStep(LIST_EXPIRED, (now, now, present, limit))
+    before = limit_time(now, present - now)
+    rows = yield SqlStep(LIST_EXPIRED, (before, before, present, limit))
     return [(project, container_id) for project, container_id in rows]
 
 

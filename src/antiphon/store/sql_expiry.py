@@ -1,9 +1,22 @@
 """Deletion of expired responses and conversations, shared by the SQL stores. One process at a time deletes them."""
 
+import logging
 from collections.abc import Callable
 
 from antiphon.store.sql_hosted_steps import EXPIRE_CLAIMS
-from antiphon.store.sql_steps import Batch, SqlStep, StepDatabase, Steps, TryLock, Variants, WriteConflict
+from antiphon.store.sql_steps import (
+    MAX_CLOCK_OFFSET,
+    Batch,
+    SqlStep,
+    StepDatabase,
+    Steps,
+    TryLock,
+    Variants,
+    WriteConflict,
+    limit_time,
+)
+
+logger = logging.getLogger(__name__)
 
 # Number of expired responses or conversations deleted in one transaction, so that other writers wait only briefly.
 EXPIRY_STEP = 100
@@ -36,7 +49,12 @@ Sweep = Callable[[int], Steps[tuple[int, int]]]
 class SqlExpiry(StepDatabase):
     """Base of the classes that delete expired rows by SQL."""
 
+    _has_wrong_clock = False
+
     async def expire(self, now: int) -> int:
+        offset = await self._measure_clock_offset()
+        self._report_clock(offset)
+        now = limit_time(now, offset)
         expired = 0
         checked = EXPIRY_STEP
         while checked:  # a deleted response may have been the last that continued an expired one
@@ -48,6 +66,18 @@ class SqlExpiry(StepDatabase):
             expired += deleted
         await self._sweep(_delete_claims, now)
         return expired
+
+    def _report_clock(self, offset: float) -> None:
+        """Log once that the clocks of this machine and of the database differ."""
+        is_wrong = abs(offset) > MAX_CLOCK_OFFSET
+        if is_wrong and not self._has_wrong_clock:
+            if offset < 0:
+                text = "ahead of the database's. Expired data is deleted by the clock of the database"
+            else:
+                text = "behind the database's. Data that this node stores expires too early"
+            advice = "Synchronize the clocks of both machines, for example with NTP"
+            logger.warning("the clock of this machine is %.0f seconds %s. %s", abs(offset), text, advice)
+        self._has_wrong_clock = is_wrong
 
     async def _sweep(self, work: Sweep, now: int) -> tuple[int, int]:
         """Return how many rows were checked and deleted. Both are 0 while another process deletes expired rows."""

@@ -103,6 +103,19 @@ class RowInsert:
         return self._statements[count - 1]
 
 
+# Difference in seconds between the clocks of this process and of the database that has no effect on expiry.
+MAX_CLOCK_OFFSET = 60.0
+
+
+def limit_time(now: float, offset: float) -> int:
+    """Return a time by the clock of this process, corrected if it is more than a minute ahead of the database's.
+
+    `offset` is the number of seconds by which the database's clock is ahead. Everything that expires is deleted by the
+    result: a node with a wrong clock must not delete the data of the others.
+    """
+    return int(now + offset) if offset < -MAX_CLOCK_OFFSET else int(now)
+
+
 class WriteConflict(ServerError):
     """Two transactions waited for each other, and this one was rolled back."""
 
@@ -146,6 +159,14 @@ class StepDatabase:
     def _read_clock(self) -> float | None:
         """Return the parameter of `NOW(?)`. With None, the database uses its own clock."""
         return self._now()
+
+    async def _measure_clock_offset(self) -> float:
+        """Return the seconds by which the database's clock is ahead of ours. 0 if the database uses ours."""
+        return 0.0
+
+    async def _limit_time(self, now: float) -> int:
+        """Return the time for deletions: see `limit_time`."""
+        return limit_time(now, await self._measure_clock_offset())
 
     def _make_item_key(self, item_id: str) -> str:
         """Return the value of the columns `item_id` for an item."""

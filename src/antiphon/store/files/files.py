@@ -125,6 +125,7 @@ class FileTable(StepDatabase):
 
         Completed uploads are deleted too. Their files stay.
         """
+        now = await self._limit_time(now)
         unused: list[str] = []
         while found := await self._write(_expire_files, now):
             unused += found

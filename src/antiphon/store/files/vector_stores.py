@@ -114,7 +114,8 @@ class VectorStoreTable(StepDatabase):
         row = await self._find_store(project, store_id)
         if row is None or row.is_expired or row.expires_days is None:
             return row
-        if row.last_active_at + row.expires_days * _DAY > self._now():
+        expires_at = row.last_active_at + row.expires_days * _DAY
+        if expires_at > self._now() or expires_at > await self._limit_time(self._now()):
             return row
         await self._write(_expire, project, store_id)
         return await self._find_store(project, store_id)
@@ -134,7 +135,7 @@ class VectorStoreTable(StepDatabase):
 
     async def expire_vector_stores(self) -> None:
         """Delete the files of expired vector stores of all projects."""
-        now = int(self._now())
+        now = await self._limit_time(self._now())
         while lapsed := await self._fetch(LAPSED, (now,)):
             for project, store_id in lapsed:
                 await self._write(_expire, project, store_id)
