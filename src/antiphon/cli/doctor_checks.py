@@ -212,9 +212,10 @@ async def check_nodes(settings: Settings) -> list[Finding]:
     """Compare these settings with those of the running nodes."""
     from antiphon.store.postgres.inspection import ask_processes
 
-    url = settings.store_listen_url or settings.store
     started = time.monotonic()
-    answers = await ask_processes(url, SETTINGS_QUESTION, seconds=_PROBE_SECONDS)
+    answers = await ask_processes(
+        settings.store, SETTINGS_QUESTION, seconds=_PROBE_SECONDS, listen_url=settings.store_listen_url
+    )
     if answers is None:
         text = (
             "the URL leads to a connection pooler, which does not support LISTEN: other nodes are noticed with a delay"

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from antiphon.errors import ConfigError
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.store.peer_link import PeersUnresponsive
@@ -18,6 +19,7 @@ import asyncpg
 
 from antiphon.store.postgres import notifications as notifications_module
 from antiphon.store.postgres import peer_link
+from antiphon.store.postgres.inspection import ask_processes
 from antiphon.store.postgres.notifications import HOLD_LOCK, LISTENERS
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.store import PostgresStore
@@ -232,8 +234,9 @@ class LogQueue(logging.Handler):
         self.messages.put_nowait(record.getMessage())
 
 
-async def test_wrong_url_for_notifications_is_reported(postgres_url: str) -> None:
-    store = locate_store(postgres_url, limits=StoreLimits(listen_url=f"{postgres_url}&sslmode"))
+async def read_warning(postgres_url: str, listen_url: str) -> str:
+    """Return the first message about the notifications of a store with this `store_listen_url`."""
+    store = locate_store(postgres_url, limits=StoreLimits(listen_url=listen_url))
     log = LogQueue()
     notifications_module.logger.addHandler(log)
     try:
@@ -243,5 +246,23 @@ async def test_wrong_url_for_notifications_is_reported(postgres_url: str) -> Non
         await store.close()
     finally:
         notifications_module.logger.removeHandler(log)
+    return message
+
+
+async def test_wrong_url_for_notifications_is_reported(postgres_url: str) -> None:
+    message = await read_warning(postgres_url, f"{postgres_url}&sslmode")
     assert message.startswith("notifications are not received: The store 127.0.0.1:")
     assert message.endswith("/postgres cannot be opened: the URL is invalid.")
+
+
+async def test_url_of_another_database_for_notifications_is_reported(
+    postgres_server: str, postgres_url: str, other_database: str
+) -> None:
+    message = await read_warning(postgres_url, other_database)
+    assert message.startswith("notifications are not received: store_listen_url: 127.0.0.1:")
+    assert message.endswith(" is another database than that of the store. Set it to the URL of the same database.")
+    with pytest.raises(ConfigError, match=r"^store_listen_url: .* is another database than that of the store"):
+        await ask_processes(postgres_url, "settings", seconds=1, listen_url=other_database)
+    # Another schema is not another database: the channel has the name of the store's schema.
+    answers = await ask_processes(postgres_url, "settings", seconds=TIMEOUT, listen_url=postgres_server)
+    assert answers == []

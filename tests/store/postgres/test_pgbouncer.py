@@ -128,3 +128,26 @@ async def test_other_processes_cannot_be_reached_through_a_pooler(pooled_url: st
     from antiphon.store.postgres.inspection import ask_processes
 
     assert await ask_processes(pooled_url, "settings", seconds=1) is None
+    assert await ask_processes(pooled_url, "settings", seconds=1, listen_url=pooled_url) is None
+
+
+async def test_other_processes_are_found_with_the_url_of_the_server(pooled_url: str, postgres_url: str) -> None:
+    from antiphon.store.postgres.inspection import ask_processes
+
+    assert await ask_processes(pooled_url, "settings", seconds=60, listen_url=postgres_url) == []
+
+
+async def test_pooler_as_the_url_for_notifications_is_reported(
+    pooled_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="antiphon.store")
+    store = locate_store(pooled_url, limits=StoreLimits(listen_url=pooled_url))
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    store.on_change = lambda _: None
+    while store._notifications.can_listen:
+        await store.check()
+    await store.close()
+    (record,) = caplog.records
+    assert record.message.startswith("notifications are not received: store_listen_url: 127.0.0.1:")
+    assert "/data is a connection pooler, which does not support LISTEN. Set it to the URL of" in record.message

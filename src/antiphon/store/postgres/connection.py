@@ -156,6 +156,14 @@ class PostgresConnector:
         )
 
 
+def make_listener(url: str) -> PostgresConnector | None:
+    """Return the connector for `store_listen_url`, if it is set."""
+    try:
+        return PostgresConnector(ServerAddress(url)) if url else None
+    except ConfigError as error:
+        raise ConfigError(f"store_listen_url: {error.message}") from None
+
+
 def _check_files(address: ServerAddress) -> None:
     """Raise ConfigError for an unreadable file. asyncpg does not name it, or ignores it, depending on `sslmode`."""
     options = dict(parse_qsl(urlsplit(address.url).query))

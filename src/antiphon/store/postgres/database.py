@@ -27,6 +27,7 @@ from antiphon.store.postgres.connection import (
     PostgresConnector,
     ServerAddress,
     explain_refusal,
+    make_listener,
 )
 from antiphon.store.postgres.migrations import explain_missing_rights, migrate
 from antiphon.store.postgres.notifications import Notifications, make_channel
@@ -96,7 +97,7 @@ class PostgresDatabase:
         limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = ServerAddress(url)
-        self._listener = _make_listener(limits.listen_url)
+        self._listener = make_listener(limits.listen_url)
         self._limits = limits
         self._clock = now
         self._now = now or time.time
@@ -132,7 +133,9 @@ class PostgresDatabase:
             raise explain_refusal(self.address, error) from None
         pool = PostgresPool(connector, self._health, size=self._limits.connections)
         pool.add(connection)
-        notifications = Notifications(self._choose_listener(connector), pool, channel=make_channel(schema))
+        notifications = Notifications(
+            self._choose_listener(connector), pool, channel=make_channel(schema), has_own_url=self._listener is not None
+        )
         self._parts = GroupWriter(connector, self._health, on_write=self.on_write), pool, notifications
         self.peer_link = PostgresPeerLink(notifications, pool)
         self.on_change = self._on_change
@@ -197,10 +200,3 @@ class PostgresDatabase:
         if self._parts is None:
             raise Unavailable("The store is not open.")
         return self._parts
-
-
-def _make_listener(url: str) -> PostgresConnector | None:
-    try:
-        return PostgresConnector(ServerAddress(url)) if url else None
-    except ConfigError as error:
-        raise ConfigError(f"store_listen_url: {error.message}") from None

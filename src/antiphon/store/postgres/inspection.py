@@ -12,6 +12,7 @@ from antiphon.store.postgres.connection import (
     ServerAddress,
     close,
     explain_refusal,
+    make_listener,
 )
 from antiphon.store.postgres.migrations import (
     NO_SCHEMA,
@@ -19,7 +20,7 @@ from antiphon.store.postgres.migrations import (
     find_other_tables,
     read_version,
 )
-from antiphon.store.postgres.notifications import Notifications, make_channel
+from antiphon.store.postgres.notifications import HOLD_LOCK, Notifications, check_database, make_channel
 from antiphon.store.postgres.peer_link import PostgresPeerLink
 from antiphon.store.postgres.pool import PostgresPool
 
@@ -34,21 +35,25 @@ SELECT coalesce(has_table_privilege(to_regclass('api_keys'), 'SELECT'), false)
 """
 
 
-async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes] | None:
+async def ask_processes(url: str, kind: str, *, seconds: float, listen_url: str = "") -> list[bytes] | None:
     """Return the answers of the servers with this database to a question. No tables are created.
 
-    None if the URL leads to a pooler, which does not support LISTEN. Raises ConfigError if it cannot be reached.
+    `listen_url` is the setting `store_listen_url`. None if LISTEN is impossible, because its URL leads to a pooler.
+    Raises ConfigError if a URL cannot be reached, or if the two lead to different databases.
     """
     address = ServerAddress(url)
     connector = PostgresConnector(address)
+    listener = make_listener(listen_url) or connector
     pool = PostgresPool(connector, DatabaseHealth(address), size=1)
     try:
-        connection = await connector.connect()
-        pool.add(connection)
-        if connector.is_pooled:
+        pool.add(await connector.connect())
+        ((schema,),) = await pool.submit("SELECT current_schema()")
+        channel = make_channel(schema)
+        if listener is not connector:
+            await _check_listener(listener, pool, channel)
+        if listener.is_pooled:
             return None
-        schema = await connection.fetchval("SELECT current_schema()")
-        notifications = Notifications(connector, pool, channel=make_channel(schema))
+        notifications = Notifications(listener, pool, channel=channel)
         link = PostgresPeerLink(notifications, pool, seconds=seconds)
         notifications.listen(lambda *_: None)
         try:
@@ -61,6 +66,20 @@ async def ask_processes(url: str, kind: str, *, seconds: float) -> list[bytes] |
         raise explain_refusal(address, error) from error
     finally:
         await pool.close()
+
+
+async def _check_listener(listener: PostgresConnector, pool: PostgresPool, channel: str) -> None:
+    """Raise ConfigError if `store_listen_url` cannot be reached, or is that of another database."""
+    try:
+        connection = await listener.connect()
+        try:
+            if not listener.is_pooled:
+                await connection.execute(HOLD_LOCK, channel)
+                await check_database(connection, listener.address, pool, channel=channel)
+        finally:
+            await close(connection)
+    except OPENING_ERRORS as error:
+        raise explain_refusal(listener.address, error) from error
 
 
 async def inspect_database(url: str) -> StoreCondition:

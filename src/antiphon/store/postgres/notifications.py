@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, ConfigError
 from antiphon.store.changes import (
     Announcement,
     Change,
@@ -26,7 +26,13 @@ from antiphon.store.changes import (
     decode_announcement,
     encode_announcement,
 )
-from antiphon.store.postgres.connection import OPENING_ERRORS, PostgresConnector, close, explain_refusal
+from antiphon.store.postgres.connection import (
+    OPENING_ERRORS,
+    PostgresConnector,
+    ServerAddress,
+    close,
+    explain_refusal,
+)
 from antiphon.store.postgres.pool import PostgresPool
 
 if TYPE_CHECKING:
@@ -64,6 +70,22 @@ def make_channel(schema: str) -> str:
     return f"antiphon_{schema}"
 
 
+async def check_database(
+    connection: "Connection[Any]", address: ServerAddress, pool: PostgresPool, *, channel: str
+) -> None:
+    """Raise ConfigError unless a connection for `store_listen_url` leads to the database of the pool.
+
+    The connection holds the lock of listeners. The pool finds its process number, which needs no further rights.
+    """
+    listeners = {row[0] for row in await pool.submit(LISTENERS, (channel,))}
+    if connection.get_server_pid() not in listeners:
+        await connection.execute("SELECT 1")  # fails if the lock is not held because the connection is lost
+        raise ConfigError(
+            f"store_listen_url: {address} is another database than that of the store. Set it to the URL of the same "
+            "database."
+        )
+
+
 class Notifications:
     """Sends and receives notifications on one channel. `on_change` is called for those of changes.
 
@@ -71,7 +93,7 @@ class Notifications:
     now, or None, and `listening` is set while there is one. `listening_since` is the time at which it was opened.
     `reconnected_at` is the time at which a lost connection was replaced, and `lost_at` the time at which the last one
     was lost. `locked_owners` are the owners whose lock it holds. `on_message` is called with each text of
-    `send_message`, including those of this process.
+    `send_message`, including those of this process. `has_own_url`: the connector has another URL than the pool.
     """
 
     def __init__(
@@ -80,9 +102,11 @@ class Notifications:
         pool: PostgresPool,
         *,
         channel: str,
+        has_own_url: bool = False,
     ) -> None:
         self._connector = connector
         self._pool = pool
+        self._has_own_url = has_own_url
         self.channel = channel
         self._on_change: OnChange = _ignore_change
         self._waiting: dict[object, str] = {}
@@ -169,19 +193,36 @@ class Notifications:
             began_at = time.monotonic()
             try:
                 await self._listen_until_lost(connector)
+            except ConfigError as error:
+                self._report_failure(error)
+                if not self._has_listened:  # else the servers may have changed their roles a moment ago
+                    self._listening = None
+                    return
+            except AntiphonError as error:
+                self._report_failure(error)
             except OPENING_ERRORS as error:  # also those of a wrong URL: `store_listen_url` is first used here
-                if not self._has_failed:
-                    logger.warning("notifications are not received: %s", explain_refusal(connector.address, error))
-                self._has_failed = True
+                self._report_failure(explain_refusal(connector.address, error))
             # A connection that worked is replaced at once: without it, other processes may take over the runs.
             await asyncio.sleep(max(0.0, began_at + RECONNECT_SECONDS - time.monotonic()))
+
+    def _report_failure(self, error: AntiphonError) -> None:
+        if not self._has_failed:
+            logger.warning("notifications are not received: %s", error.message)
+        self._has_failed = True
 
     async def _listen_until_lost(self, connector: PostgresConnector) -> None:
         connection = await connector.connect()
         connection.add_termination_listener(lambda _: self._wake.set())
         try:
+            if connector.is_pooled:
+                raise ConfigError(
+                    f"store_listen_url: {connector.address} is a connection pooler, which does not support LISTEN. Set "
+                    "it to the URL of the PostgreSQL server."
+                )
             await connection.add_listener(self.channel, self._receive)
             await connection.execute(HOLD_LOCK, self.channel)
+            if self._has_own_url:
+                await check_database(connection, connector.address, self._pool, channel=self.channel)
             await self._lock_owners(connection)
             self.listening_since = time.monotonic()
             self.listener = connection.get_server_pid()
