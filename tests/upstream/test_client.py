@@ -10,6 +10,7 @@ import pytest
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta, Finish, Text
 from antiphon.stream.sse import SseMessage
+from support.garbage import expect_no_garbage
 from support.http_proxy import serve_proxy
 from support.upstream_client import WordReader, connect
 from support.upstream_server import HANG_UP, RESET, STALL, Raw, Reply, json_of, stream_of
@@ -180,6 +181,28 @@ async def test_closed_or_failed_stream_only_ends() -> None:
             await anext(failed)
         assert [[batch async for batch in deltas] for deltas in (closed, failed)] == [[], []]
         await failed.aclose()
+
+
+FAILURES = {
+    "status": json_of({"error": {"message": "No."}}, 400),
+    "no response": Reply(raw=HANG_UP),
+    "no event": stream_of(HANG_UP),
+    "cut off": stream_of(b"data: a\n\n", HANG_UP),
+    "unfinished": stream_of(b"data: a\n\n"),
+}
+
+
+@pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
+async def test_failed_answer_leaves_no_garbage(reply: Reply) -> None:
+    async with connect(*[reply] * 2, request_retries=0, stream_retries=0) as conn:
+
+        async def fail() -> None:
+            with pytest.raises(AntiphonError):
+                await conn.ask()
+
+        await fail()  # some parts are made at the first use
+        with expect_no_garbage():
+            await fail()
 
 
 @pytest.mark.parametrize("reply", [Reply(raw=STALL), stream_of(STALL), stream_of(b": alive\n\n", STALL)])
