@@ -117,13 +117,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._on_disconnect is not None:
             self._on_disconnect()
-        self._break_cycles()
+        self._break_cycles()  # so that no connection waits for the garbage collector
 
     def _break_cycles(self) -> None:
-        """Drop the references that lead back to this object, so that no connection waits for the garbage collector.
-
-        A request that is still served needs `_served`. It drops its own references to the connection when it ends.
-        """
+        """Drop references that lead back to this object. A request that is still served breaks its own cycle."""
         self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn does before the first request
         self._extensions = {}
 
@@ -462,22 +459,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_refused = True
         body_was_open, self._body_is_open = self._body_is_open, False
         response = encode_error(status, error)
-        if body_was_open and not self._withdraw():
-            if self.cycle.response_started:
-                self.transport.close()
-            else:
-                self._write_and_close(response)
-        elif _is_incomplete(self._served):
+        if body_was_open and self.pipeline:
+            self.pipeline.popleft()  # the refused request is the latest
+            body_was_open = False
+        if body_was_open and self.cycle.response_started:
+            self.transport.close()
+        elif not body_was_open and _is_incomplete(self._served):
             self._late_error = response
         else:
             self._write_and_close(response)
-
-    def _withdraw(self) -> bool:
-        """Remove the latest request from the pipeline. Return False if it does not wait there."""
-        if not self.pipeline:
-            return False
-        self.pipeline.popleft()
-        return True
 
     def _write_and_close(self, response: bytes) -> None:
         self._deadline.stop()

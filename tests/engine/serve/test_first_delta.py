@@ -18,6 +18,7 @@ from antiphon.protocol import codec, events
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.fold import fold
 from support.engine_harness import EngineHarness
+from support.garbage import expect_no_garbage
 from support.upstream_server import STALL, Reply, json_of, serve, stream_of
 
 SCRIPT: dict[str, Any] = {"default": "Hello."}
@@ -67,6 +68,22 @@ async def test_stream_fails_with_reason_if_model_cannot_start(slow: SlowBench) -
     error = stream[2]
     assert isinstance(error, events.Error)
     assert (error.error.code, error.error.message) == ("upstream_error", "Nobody is there.")
+
+
+async def test_stream_of_a_model_that_cannot_start_leaves_no_garbage(slow: SlowBench) -> None:
+    async def fail(_: Any) -> Any:
+        await asyncio.sleep(0.001)  # the stream has begun
+        raise UpstreamError("Nobody is there.")
+
+    slow.backend.stream = fail  # type: ignore[method-assign]
+
+    async def ask_in_vain() -> None:
+        emitted = (await slow.ask(stream=True)).events()
+        assert [event.type async for batch in emitted for event in batch][-1] == "response.failed"
+
+    await ask_in_vain()  # some parts are made at the first use
+    with expect_no_garbage():
+        await ask_in_vain()
 
 
 async def test_closing_stream_before_model_starts_stops_model(slow: SlowBench) -> None:
