@@ -12,6 +12,8 @@ from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
 
 _ACCEPT_SECONDS = 1.0
+# Unlike the others, `poll` takes no file descriptor: there may be none left.
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 def bind_socket(settings: Settings) -> socket.socket:
@@ -35,7 +37,7 @@ async def accept_waiting(listeners: Sequence[socket.socket], *, are_shared: bool
     processes may go on to accept connections of shared listeners.
     """
     ends_at = time.monotonic() + _ACCEPT_SECONDS
-    with selectors.DefaultSelector() as selector:
+    with _Selector() as selector:
         for each in listeners:
             if not are_shared:
                 each.listen(0)  # the kernel lets further clients wait, until they are refused

@@ -108,6 +108,7 @@ class SqlUsage(StepDatabase):
         return [Spending(*row) for row in await self._fetch(SPENDING, (month,))]
 
     async def roll_up_usage(self, now: int) -> None:
+        now = await self._limit_time(now)
         # Whole hours: an hour must not be joined in two parts while its minutes are still listed.
         joined = (now - ROLL_UP_SECONDS) // HOUR * HOUR
         old = (now - RETENTION_SECONDS) // HOUR * HOUR

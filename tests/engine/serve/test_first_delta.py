@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -13,9 +13,12 @@ from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve import first_delta
+from antiphon.engine.serve.first_delta import LateDeltas
+from antiphon.engine.serve.routing import Serving
 from antiphon.errors import RateLimited, UpstreamError
 from antiphon.protocol import codec, events
 from antiphon.store.memory.store import MemoryStore
+from antiphon.stream.deltas import Delta
 from antiphon.stream.fold import fold
 from support.engine_harness import EngineHarness
 from support.garbage import expect_no_garbage
@@ -107,6 +110,42 @@ async def test_stream_cancelled_before_model_starts_ends_as_cancelled(slow: Slow
     assert cancelled.status == "cancelled"
     assert (await reading)[-1].type == "response.incomplete"
     assert slow.go_on.cancelled()
+
+
+class OpenAnswer:
+    """An answer that has no deltas. It ends only if it is closed."""
+
+    is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        return []
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_reader_that_leaves_when_the_model_has_started_closes_its_answer(ticks: int) -> None:
+    answer, go_on = OpenAnswer(), asyncio.Event()
+
+    async def start() -> Serving:
+        await go_on.wait()
+        return Serving(answer, None, ())
+
+    late = LateDeltas(asyncio.create_task(start()), sent_warnings=(), candidate=None)
+    reading = asyncio.ensure_future(anext(late))
+    for _ in range(3):  # it waits for the start
+        await asyncio.sleep(0)
+    go_on.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await late.aclose()
+    assert answer.is_closed
 
 
 async def test_late_error_is_raised_without_stream(slow: SlowBench) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from antiphon.store.base import StoredResponse
 from antiphon.store.changes import Change, ReportsLost, RunsQueued
 from antiphon.store.limits import StoreLimits
 from antiphon.store.location import locate_store
+from antiphon.store.postgres import notifications
 from antiphon.store.postgres.connection import IDLE_SECONDS
 from antiphon.store.postgres.store import PostgresStore
 from support.ports import port_of, reserve_port
@@ -30,6 +32,12 @@ pytestmark = pytest.mark.skipif(PGBOUNCER is None or not is_installed(), reason=
 @pytest.fixture
 def pooled_url(postgres_server: str, postgres_url: str) -> Iterator[str]:
     """The URL of the store through a pooler with two sessions."""
+    with run_pooler(postgres_server, postgres_url, mode="transaction") as url:
+        yield url
+
+
+@contextmanager
+def run_pooler(postgres_server: str, postgres_url: str, *, mode: str) -> Iterator[str]:
     server = urlsplit(postgres_server)
     schema = postgres_url.rpartition("=")[2]
     reserved = reserve_port()
@@ -45,7 +53,7 @@ data = host={server.hostname} port={server.port} dbname=postgres user=postgres p
 listen_addr = 127.0.0.1
 listen_port = {port}
 auth_type = any
-pool_mode = transaction
+pool_mode = {mode}
 unix_socket_dir =
 max_client_conn = 100
 """.replace("\n    connect_query", " connect_query")
@@ -137,9 +145,32 @@ async def test_other_processes_are_found_with_the_url_of_the_server(pooled_url: 
     assert await ask_processes(pooled_url, "settings", seconds=60, listen_url=postgres_url) == []
 
 
+async def test_pooler_in_session_mode_passes_notifications_on(postgres_server: str, postgres_url: str) -> None:
+    with run_pooler(postgres_server, postgres_url, mode="session") as url:
+        stores = [locate_store(postgres_url, limits=StoreLimits(listen_url=each)) for each in (url, "")]
+        changes: asyncio.Queue[Change] = asyncio.Queue()
+        for store, notify in zip(stores, (changes.put_nowait, lambda _: None), strict=True):
+            assert isinstance(store, PostgresStore)
+            await store.open()
+            store.on_change = notify
+            await store.peer_link.wait_connected()
+        assert await changes.get() == ReportsLost()
+        stores[1].announce(RunsQueued())
+        assert await changes.get() == RunsQueued()
+
+        async def repeat(payload: bytes) -> bytes:
+            return payload * 2
+
+        stores[0].peer_link.answers["repeat"] = repeat
+        assert await stores[1].peer_link.ask("repeat", b"a") == [b"aa"]
+        for store in stores:
+            await store.close()
+
+
 async def test_pooler_as_the_url_for_notifications_is_reported(
-    pooled_url: str, caplog: pytest.LogCaptureFixture
+    pooled_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notifications, "POOLER_SECONDS", 0.2)
     caplog.set_level(logging.WARNING, logger="antiphon.store")
     store = locate_store(pooled_url, limits=StoreLimits(listen_url=pooled_url))
     assert isinstance(store, PostgresStore)
@@ -150,4 +181,4 @@ async def test_pooler_as_the_url_for_notifications_is_reported(
     await store.close()
     (record,) = caplog.records
     assert record.message.startswith("notifications are not received: store_listen_url: 127.0.0.1:")
-    assert "/data is a connection pooler, which does not support LISTEN. Set it to the URL of" in record.message
+    assert "/data is a connection pooler that does not support LISTEN. Set it to the URL of" in record.message

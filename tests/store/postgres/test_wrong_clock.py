@@ -11,6 +11,7 @@ from antiphon.store.files.rows import FileRow, StoreRow, UploadRow
 from antiphon.store.postgres.files import PostgresFileDatabase
 from antiphon.store.postgres.store import PostgresStore
 from antiphon.store.sql_expiry import logger
+from antiphon.store.usage import UsageRow
 
 MakeStored = Callable[..., StoredResponse]
 
@@ -77,6 +78,24 @@ async def test_files_and_vector_stores_outlive_a_clock_that_is_ahead(postgres_ur
         assert [(store.name, store.is_expired) for store in stores] == [("old", True), ("new", False)] * 2
     finally:
         await database.close()
+
+
+async def test_usage_outlives_a_clock_that_is_ahead(store: PostgresStore) -> None:
+    started_at = int(time.time()) // 60 * 60
+    row = UsageRow(started_at, "p", "", "m", 1, 2, 0, 3, 0.25)
+    await store.add_usage([row], write_id="1")
+    store._now = lambda: time.time() + 1000 * DAY
+    await store.roll_up_usage(int(store._now()))
+    assert await store.list_usage(0, 2**40, width=60) == [row]
+
+
+async def test_slow_answer_is_no_difference_between_the_clocks(
+    store: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    began_at = iter([time.time() - DAY])
+    store._now = lambda: next(began_at, time.time())
+    await store.expire(1)
+    assert caplog.records == []
 
 
 async def test_clock_that_is_behind_is_reported_once(store: PostgresStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -198,9 +198,12 @@ class Worker:
         """Do not count the loss of runs whose leases expired while this process was suspended or cut off."""
         withdrawn = 0
         while self._lost:
-            key, number = self._lost[0]
-            withdrawn += await self._store.withdraw_interruption(*key, attempt=number)
-            del self._lost[0]
+            key, number = self._lost.pop()
+            try:
+                withdrawn += await self._store.withdraw_interruption(*key, attempt=number)
+            except StoreUnavailable:
+                self._lost.append((key, number))
+                raise
         if withdrawn:
             logger.warning(
                 "%d background responses were taken over by other processes: "

@@ -120,7 +120,7 @@ class LateDeltas:
         try:
             serving = starting.result() if starting.done() else await asyncio.shield(starting)
         finally:
-            if starting.done():
+            if starting.done() and (starting.cancelled() or starting.exception() is not None):
                 self._starting = None
             del starting  # its error refers to this frame
         self._started = serving.deltas

@@ -75,7 +75,7 @@ async def _check_listener(listener: PostgresConnector, pool: PostgresPool, chann
         try:
             if not listener.is_pooled:
                 await connection.execute(HOLD_LOCK, channel)
-                await check_database(connection, listener.address, pool, channel=channel)
+                await check_database(connection, connection.get_server_pid(), listener.address, pool, channel=channel)
         finally:
             await close(connection)
     except OPENING_ERRORS as error:

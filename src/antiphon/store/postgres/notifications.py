@@ -11,6 +11,7 @@ of a notification: every role that can connect to the database can listen.
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 # Seconds between attempts to connect, and between checks that the connection still works.
 RECONNECT_SECONDS = 1.0
 CHECK_SECONDS = 30.0
+# Time after which a notification through a pooler does not arrive any more.
+POOLER_SECONDS = 10.0
 
 SEND = "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload"
 
@@ -71,14 +74,14 @@ def make_channel(schema: str) -> str:
 
 
 async def check_database(
-    connection: "Connection[Any]", address: ServerAddress, pool: PostgresPool, *, channel: str
+    connection: "Connection[Any]", process: int, address: ServerAddress, pool: PostgresPool, *, channel: str
 ) -> None:
     """Raise ConfigError unless a connection for `store_listen_url` leads to the database of the pool.
 
     The connection holds the lock of listeners. The pool finds its process number, which needs no further rights.
     """
     listeners = {row[0] for row in await pool.submit(LISTENERS, (channel,))}
-    if connection.get_server_pid() not in listeners:
+    if process not in listeners:
         await connection.execute("SELECT 1")  # fails if the lock is not held because the connection is lost
         raise ConfigError(
             f"store_listen_url: {address} is another database than that of the store. Set it to the URL of the same "
@@ -214,18 +217,17 @@ class Notifications:
         connection = await connector.connect()
         connection.add_termination_listener(lambda _: self._wake.set())
         try:
+            process = connection.get_server_pid()
             if connector.is_pooled:
-                raise ConfigError(
-                    f"store_listen_url: {connector.address} is a connection pooler, which does not support LISTEN. Set "
-                    "it to the URL of the PostgreSQL server."
-                )
+                await self._check_pooler(connection, connector.address)
+                process = await connection.fetchval("SELECT pg_backend_pid()")
             await connection.add_listener(self.channel, self._receive)
             await connection.execute(HOLD_LOCK, self.channel)
             if self._has_own_url:
-                await check_database(connection, connector.address, self._pool, channel=self.channel)
+                await check_database(connection, process, connector.address, self._pool, channel=self.channel)
             await self._lock_owners(connection)
             self.listening_since = time.monotonic()
-            self.listener = connection.get_server_pid()
+            self.listener = process
             self.listening.set()
             if self._has_listened:
                 self.reconnected_at = self.listening_since
@@ -250,6 +252,25 @@ class Notifications:
             self.listening.clear()
             self.locked_owners.clear()
             await close(connection)
+
+    async def _check_pooler(self, connection: "Connection[Any]", address: ServerAddress) -> None:
+        """Raise ConfigError unless the pooler is in session mode: only then do notifications arrive."""
+        channel, received = f"{self.channel}_{secrets.token_hex(8)}", asyncio.Event()
+
+        def receive(*_: object) -> None:
+            received.set()
+
+        await connection.add_listener(channel, receive)
+        await self._pool.submit("SELECT pg_notify($1, '')", (channel,))
+        try:
+            async with asyncio.timeout(POOLER_SECONDS):
+                await received.wait()
+        except TimeoutError:
+            raise ConfigError(
+                f"store_listen_url: {address} is a connection pooler that does not support LISTEN. Set it to the URL "
+                "of the PostgreSQL server, or of a pooler in session mode."
+            ) from None
+        await connection.remove_listener(channel, receive)
 
     async def _lock_owners(self, connection: "Connection[Any]") -> None:
         for owner in self._owners - self.locked_owners:

@@ -73,10 +73,11 @@ class PostgresSteps(PostgresDatabase, StepDatabase):
     async def _measure_clock_offset(self) -> float:
         if self._clock is not None:
             return 0.0
-        # A slow answer makes our clock seem to be behind, never ahead.
-        now = self._now()
+        began_at = self._now()
         ((present,),) = await self._fetch(_CLOCK, ())
-        return float(present - now)
+        ended_at = self._now()
+        # The database has read its clock at any time between the two.
+        return float(min(present - began_at, max(0.0, present - ended_at)))
 
     def _read_clock(self) -> float | None:
         return None if self._clock is None else float(self._clock())
