@@ -1,6 +1,7 @@
 """The contents of files, on disk and in PostgreSQL."""
 
 import hashlib
+import time
 
 import pytest
 
@@ -60,6 +61,10 @@ async def test_old_contents_without_a_row_are_found(
     await unfinished.write(b"x")
     await database.save_file("p", FileRow("file-1", 1, None, "a", 1, "batch"))
     assert await database.find_unknown_contents(await contents.list_old()) == []
+    with monkeypatch.context() as patch:  # the clock of this node is wrong
+        wrong_time = time.time() + 2 * content.ORPHAN_SECONDS
+        patch.setattr(time, "time", lambda: wrong_time)
+        assert await database.find_unknown_contents(await contents.list_old()) == []
     monkeypatch.setattr(content, "ORPHAN_SECONDS", -1)
     monkeypatch.setattr(postgres_contents, "ORPHAN_SECONDS", -1)
     assert await database.find_unknown_contents(await contents.list_old()) == ["unused"]
