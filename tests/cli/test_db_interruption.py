@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from antiphon.cli.main import main
+from antiphon.server.store_users import register_store_user
 from antiphon.store.files.rows import FileRow
 from antiphon.store.limits import DEFAULT_LIMITS
 from antiphon.store.location import locate_files, locate_store
 from antiphon.store.sqlite.database import connect
 from support.cli_process import COMMAND, WAIT_SECONDS
+from support.live_server import make_settings
 
 # More than a pipe holds.
 LARGE = 1_000_000
@@ -193,6 +195,23 @@ def test_import_refuses_folders_that_may_be_needed(
         "Import into a new store, or delete the folder if nothing needs it.\n"
     )
     assert list_contents(store) == TEXTS
+
+
+def test_import_is_refused_while_a_server_uses_the_store(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/target.db"
+    server = register_store_user(make_settings(store=url), "http://127.0.0.1:1")
+    assert server is not None
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["db", "import", "--store", url, str(export)]) == 1
+    assert capsys.readouterr().err == (
+        f"antiphon: A server uses the store {tmp_path}/target.db: "
+        f"http://127.0.0.1:1 (process {os.getpid()} on {os.uname().nodename}). Stop it first.\n"
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+    server.remove()
+    assert main(["db", "import", "--store", url, str(export)]) == 0
 
 
 def test_import_does_not_write_to_a_store_that_a_failed_import_deletes(

@@ -19,6 +19,7 @@ from antiphon.cli.settings import load_settings
 from antiphon.config.readers import hide_password
 from antiphon.config.settings import Settings
 from antiphon.errors import ConfigError
+from antiphon.server.store_users import check_unused
 from antiphon.store.limits import DEFAULT_LIMITS
 from antiphon.store.location import is_postgres, locate_existing_store, locate_files, locate_store
 from antiphon.store.transfer import TransferStore, export_lines, import_lines
@@ -198,5 +199,7 @@ async def _open(settings: Settings, *, is_import: bool) -> AsyncIterator[Transfe
 
         store = locate_store(url)
         assert isinstance(store, SqliteStore)
+        if is_import:
+            check_unused(store.path)
         with open_sqlite(store.path, ledger=settings.data_dir / LEDGER_FILE, is_import=is_import) as file:
             yield file
