@@ -11,7 +11,7 @@ from antiphon.store.sqlite import transfer
 from antiphon.store.sqlite.database import connect
 
 
-def test_database_of_files_that_cannot_be_exported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_database_of_files_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, database = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db-files" / "files.db"
     assert main(["db", "migrate", "--store", url]) == 0
     database.parent.mkdir()
@@ -22,7 +22,11 @@ def test_database_of_files_that_cannot_be_exported_is_named(tmp_path: Path, caps
     assert f"The store {database} has schema version 999, but " in capsys.readouterr().err
     database.write_bytes(b"no database " * 1000)
     assert main(export) == 1
-    assert capsys.readouterr().err == f"antiphon: The store {database} cannot be used: file is not a database\n"
+    message = f"antiphon: The store {database} cannot be used: file is not a database\n"
+    assert capsys.readouterr().err == message
+    (tmp_path / "empty").touch()
+    assert main(["db", "import", "--store", url, str(tmp_path / "empty")]) == 1
+    assert capsys.readouterr().err == message
 
 
 def test_database_of_files_without_tables_is_exported_as_empty(

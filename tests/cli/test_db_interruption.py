@@ -178,23 +178,28 @@ def test_interrupt_during_the_commit_of_an_import_leaves_the_files(
 def test_import_refuses_folders_that_may_be_needed(
     store: Path, export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(f"{store}-files")
+    folder, container_file = Path(f"{store}-files"), Path(f"{store}-containers") / "cntr_1" / "data" / "code.txt"
+    container_file.parent.mkdir(parents=True)
+    container_file.write_bytes(b"code")
     for path in tmp_path.glob("store.db*"):
         if path.is_file():
             path.unlink()
+    before = sorted(tmp_path.rglob("*"))
     arguments = ["db", "import", "--store", f"sqlite:///{store}", str(export)]
     assert main(arguments) == 1
     assert capsys.readouterr().err == (
         f"antiphon: The store {store} is not empty: it has files. Import into a new store.\n"
     )
-    for path in folder.glob("files.db*"):
-        path.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+    (folder / "files.db").unlink()
     assert main(arguments) == 1
     assert capsys.readouterr().err == (
         f"antiphon: The store {store} is not empty: there is {folder}. "
         "Import into a new store, or delete the folder if nothing needs it.\n"
     )
-    assert list_contents(store) == TEXTS
+    before.remove(folder / "files.db")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (list_contents(store), container_file.read_bytes()) == (TEXTS, b"code")
 
 
 def test_import_is_refused_while_a_server_uses_the_store(

@@ -4,7 +4,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,24 @@ _HAS_SESSIONS = "SELECT 1 FROM {}.sqlite_schema WHERE type = 'table' AND name = 
 
 
 class StoreFolders:
-    """The folders beside a store: of files and their database, and of the files of containers."""
+    """The folders beside a store: of files and their database, and of the files of containers.
+
+    An import writes them, and deletes what it has written if it fails. Another process may write other files there.
+    """
 
     def __init__(self, path: Path) -> None:
         path = path.absolute()
         self._files = path.with_name(f"{path.name}-files")
+        self._contents = self._files / "contents"
         self._containers = path.with_name(f"{path.name}-containers")
         self.database = self._files / "files.db"
+        self._is_new_database = False
+        self._written: set[Path] = set()
+        self._has_containers = False
 
     def locate_content(self, content_id: str) -> Path:
         """Return the path of a content. Raises ConfigError if it would be in another folder."""
-        return locate_below(self._files / "contents", content_id)
+        return locate_below(self._contents, content_id)
 
     def locate_container_file(self, container_id: str, path: str) -> Path:
         """Return the path of a file of a container. Raises ConfigError if it would be in another folder."""
@@ -70,8 +77,9 @@ class StoreFolders:
         return (folder / path).resolve() != folder.resolve() / path
 
     def create_database(self) -> None:
-        """Create the database of files, for an import."""
-        (self._files / "contents").mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the database of files, for an import, or update its tables."""
+        self._is_new_database = not self.database.exists()
+        self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
         create_file(self.database)
         connection = connect(self.database)
         try:
@@ -88,14 +96,42 @@ class StoreFolders:
         """Return a folder that exists."""
         return next((folder for folder in (self._files, self._containers) if folder.exists()), None)
 
-    def delete_contents(self) -> None:
-        """Delete the contents of files, and the containers."""
-        for folder in (self._files / "contents", self._containers):
-            shutil.rmtree(folder, ignore_errors=True)
+    def write_content(self, content_id: str, data: bytes) -> None:
+        """Add a piece to a content. The first one replaces what an import that was killed has left."""
+        path = self.locate_content(content_id)
+        if path not in self._written:
+            self._written.add(path)
+            path.unlink(missing_ok=True)
+        append_piece(path, data)
 
-    def delete_files(self) -> None:
-        """Delete the contents of files and their database."""
-        shutil.rmtree(self._files, ignore_errors=True)
+    def replace_containers(self) -> None:
+        """Delete the files of containers that an import which was killed has left.
+
+        The store is locked and has no container. As the row of a container is written before its files, no process
+        needs them.
+        """
+        self._has_containers = True
+        shutil.rmtree(self._containers, ignore_errors=True)
+
+    def delete_written(self) -> None:
+        """Delete the contents of files, and the files of containers, that a failed import has written."""
+        for path in self._written:
+            with suppress(OSError):
+                path.unlink()
+        if self._has_containers:
+            shutil.rmtree(self._containers, ignore_errors=True)
+
+    def delete_unused(self) -> None:
+        """Delete the database of files that the import has created, and its folder, if they have no files.
+
+        The database must be closed. If it still has a log, a server that was started meanwhile uses it.
+        """
+        log = self.database.with_name(f"{self.database.name}-wal")
+        if self._is_new_database and not log.exists():
+            with suppress(OSError):  # it has files
+                self._contents.rmdir()
+                _delete_database(self.database)
+                self._files.rmdir()
 
 
 class SqliteTransfer:
@@ -222,10 +258,12 @@ class SqliteTransfer:
 
     def _write_contents(self, rows: Sequence[Sequence[Any]]) -> None:
         for content_id, _, data in rows:
-            path, modified_ns = self._container_files.get(content_id, (self._folders.locate_content(content_id), None))
+            if content_id not in self._container_files:
+                self._folders.write_content(content_id, data)
+                continue
+            path, modified_ns = self._container_files[content_id]
             append_piece(path, data)
-            if modified_ns is not None:
-                os.utime(path, ns=(modified_ns, modified_ns))
+            os.utime(path, ns=(modified_ns, modified_ns))
 
     def finish_import(self) -> bool:
         """Fill the text index. Return False if there is no file."""
@@ -304,14 +342,13 @@ def _import(connection: sqlite3.Connection, path: Path, ledger: Path, *, is_new:
     if not os.path.samestat(opened, path.stat()):
         raise ConfigError(f"The store {path} was replaced while the import waited for it. Import again.")
     _check_empty(connection, path, _OWN_TABLES)
-    _check_folders(folders, path)
-    is_new_database = not folders.database.exists()
     is_new_ledger = not ledger.exists()
-    is_complete = has_agents = False
+    is_complete = has_files = has_agents = False
     try:
-        folders.delete_contents()  # without rows: an import that was killed has left them
-        folders.create_database()
-        connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+        _check_folders(folders, path)
+        _lock_files(connection, folders)
+        _check_empty(connection, path, _FILE_TABLES)
+        folders.replace_containers()
         _attach_ledger(connection, ledger)
         create_session_tables(connection, schema="ledger")
         transfer = SqliteTransfer(connection, folders, has_files=True, has_ledger=True, session_schemas=["ledger"])
@@ -324,27 +361,37 @@ def _import(connection: sqlite3.Connection, path: Path, ledger: Path, *, is_new:
         # An interrupt during the commit is raised after it.
         is_committed = is_complete and not connection.in_transaction
         if not is_committed or _find_rows(connection, _OWN_TABLES + _FILE_TABLES) is None:
-            folders.delete_contents()
-            if is_new_database:
-                folders.delete_files()
+            has_files = has_agents = False
+            folders.delete_written()
             if is_new:
                 _delete_database(path)
         raise
     finally:
+        _detach(connection)
         if is_new_ledger and not has_agents:
-            _delete_ledger(connection, ledger)
-    connection.execute("DETACH DATABASE file_database")
-    if not has_files and is_new_database:
-        folders.delete_files()
+            _delete_database(ledger)
+        if not has_files:
+            folders.delete_unused()
 
 
-def _delete_ledger(connection: sqlite3.Connection, ledger: Path) -> None:
-    """Delete the file of a ledger that an import has created, and that has no run and no session."""
+def _lock_files(connection: sqlite3.Connection, folders: StoreFolders) -> None:
+    """Attach the database of files in a transaction, and lock it: until the end no other process adds a file."""
+    try:
+        folders.create_database()
+        connection.execute("ATTACH DATABASE ? AS file_database", (str(folders.database),))
+        connection.execute("DELETE FROM file_database.files WHERE false")
+    except sqlite3.Error as error:
+        reason = describe_open_error(folders.database, error)
+        raise ConfigError(f"The store {folders.database} cannot be used: {reason}") from error
+
+
+def _detach(connection: sqlite3.Connection) -> None:
+    """Roll back a failed import, and close the database of files and the ledger."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
-    with suppress(sqlite3.OperationalError):  # it could not be attached
-        connection.execute("DETACH DATABASE ledger")
-    _delete_database(ledger)
+    for name in ("file_database", "ledger"):
+        with suppress(sqlite3.OperationalError):  # it could not be attached
+            connection.execute(f"DETACH DATABASE {name}")
 
 
 def _delete_database(path: Path) -> None:
@@ -353,21 +400,13 @@ def _delete_database(path: Path) -> None:
 
 
 def _check_folders(folders: StoreFolders, path: Path) -> None:
-    """Raise ConfigError if there are files beside the store, unless their database has no rows."""
-    if not folders.database.exists():
-        existing = folders.find_existing()
-        if existing is not None:
-            raise ConfigError(
-                f"The store {path} is not empty: there is {existing}. Import into a new store, or delete the folder if "
-                "nothing needs it."
-            )
-        return
-    try:
-        with closing(connect(folders.database)) as connection:
-            migrate(connection, read_migrations("files"), path=str(folders.database))
-            _check_empty(connection, path, _FILE_TABLES)
-    except sqlite3.Error as error:
-        raise ConfigError(f"The store {folders.database} cannot be used: {error}.") from error
+    """Raise ConfigError if there are files beside the store without their database."""
+    existing = None if folders.database.exists() else folders.find_existing()
+    if existing is not None:
+        raise ConfigError(
+            f"The store {path} is not empty: there is {existing}. Import into a new store, or delete the folder if "
+            "nothing needs it."
+        )
 
 
 def _check_empty(connection: sqlite3.Connection, path: Path, tables: Sequence[Table]) -> None:
