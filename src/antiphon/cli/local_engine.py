@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -45,15 +45,11 @@ class LocalEngine:
         return [model.id for model in self._engine.models()]
 
     def stream(self, request: CreateRequest) -> Events:
-        batches: SimpleQueue[Batch] = SimpleQueue()
+        batches: SimpleQueue[Batch | None] = SimpleQueue()
         response = self._thread.submit(self._read(request, batches.put))
-        response.add_done_callback(lambda _: batches.put(()))  # ends the wait
+        response.add_done_callback(lambda _: batches.put(None))
         try:
-            while not response.done() or not batches.empty():
-                try:
-                    batch = batches.get(timeout=MAX_WAIT_SECONDS)
-                except Empty:
-                    continue
+            while (batch := _take(batches)) is not None:
                 yield from batch
             response.result()
         finally:
@@ -73,12 +69,22 @@ class LocalEngine:
 
 def _await(future: Future[T]) -> T:
     """Return the result of a future. An interrupt cancels it."""
+    ended: SimpleQueue[None] = SimpleQueue()
+    future.add_done_callback(lambda _: ended.put(None))
+    try:
+        _take(ended)
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _take(queue: SimpleQueue[T]) -> T:
+    """Wait for the next entry of a queue.
+
+    An interrupt cannot leave the queue locked. It could leave a `Future` locked, for which the event loop would then
+    wait for ever.
+    """
     while True:
-        try:
-            return future.result(MAX_WAIT_SECONDS)
-        except TimeoutError:
-            if future.done():
-                raise
-        except BaseException:
-            future.cancel()
-            raise
+        with suppress(Empty):
+            return queue.get(timeout=MAX_WAIT_SECONDS)
