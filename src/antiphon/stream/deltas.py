@@ -220,6 +220,9 @@ class Passthrough(_Delta):
     event: Unknown
 
 
+KEYED_TYPES = (ToolCall, CustomToolCall, Amend, OpenItem, ItemPassthrough, CloseItem)
+"""The deltas with a `key`, which names a call or an item of the answer."""
+
 Delta = (
     Text
     | Annotate

@@ -15,14 +15,6 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.passthrough import get_call_id, replace_ids
 
-_KEYED_TYPES = (
-    deltas.ToolCall,
-    deltas.CustomToolCall,
-    deltas.Amend,
-    deltas.OpenItem,
-    deltas.ItemPassthrough,
-    deltas.CloseItem,
-)
 _ITEM_TYPES = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
 _ID_FIELDS = ("id", "call_id")
 
@@ -100,7 +92,7 @@ class ReplayFilter:
 
     def _restore_key(self, delta: Delta) -> Delta:
         """Replace the key of a call with the first run's. A new call gets a key that no other call has."""
-        if not isinstance(delta, _KEYED_TYPES) or delta.key not in self._second_run.calls:
+        if not isinstance(delta, deltas.KEYED_TYPES) or delta.key not in self._second_run.calls:
             return delta
         index = self._second_run.calls[delta.key]
         key = self._first_keys[index] if index < len(self._first_keys) else f"new {index}"

@@ -7,15 +7,6 @@ from antiphon.stream.deltas import Delta
 
 Key = int | str
 
-_KEYED_TYPES = (
-    deltas.ToolCall,
-    deltas.CustomToolCall,
-    deltas.Amend,
-    deltas.OpenItem,
-    deltas.ItemPassthrough,
-    deltas.CloseItem,
-)
-
 
 def make_key(key: Key, answer: int) -> Key:
     """Return a key that no other answer of the turn uses. `answer` is the number of the answer, from 0."""
@@ -24,6 +15,6 @@ def make_key(key: Key, answer: int) -> Key:
 
 def rename_key(delta: Delta, answer: int) -> Delta:
     """Return the delta with such a key, if it has one."""
-    if answer == 0 or not isinstance(delta, _KEYED_TYPES) or delta.key is None:
+    if answer == 0 or not isinstance(delta, deltas.KEYED_TYPES) or delta.key is None:
         return delta
     return msgspec.structs.replace(delta, key=make_key(delta.key, answer))
